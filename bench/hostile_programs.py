@@ -3,6 +3,14 @@
 C = "import ctypes\nc = ctypes.CDLL(None, use_errno=True)\n"
 FORK = "import os\ndef fork(work):\n    child = os.fork()\n    if not child:\n        work()\n        os._exit(0)\n    return child\n"
 
+# Of each map a page stays: the kernel keeps all of it.
+SHARED = (
+    C
+    + "import os\nc.mmap.restype = ctypes.c_void_p\nc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, "
+    "ctypes.c_long]\nc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]\nsize = 96 << 20\nfor _ in range(12):\n"
+    "    a = c.mmap(None, size, 3, {flags}, {file}, 0)\n    assert a not in (None, 2**64 - 1)\n    ctypes.memset(a, 1, size)\n"
+    "    assert c.munmap(a + 4096, size - 4096) == 0"
+)
 MEMORY = {
     "bomb": "x = []\nwhile True:\n    x.append(bytearray(2**24))",
     "bomb in each process": FORK + "for _ in range(3): fork(lambda: bytearray(2**28))\nassert bytearray(2**28)",
@@ -12,6 +20,19 @@ MEMORY = {
     "queues with names": C + "assert c.mq_open(b'/q', 0o102, 0o600, None) >= 0",
     "shared maps, dropped": "import mmap\nm = mmap.mmap(-1, 700 << 20)\nfor at in range(0, 700 << 20, 4 << 20):\n"
     "    m[at : at + (4 << 20)] = bytes(4 << 20)\n    m.madvise(mmap.MADV_DONTNEED, at, 4 << 20)",
+    "shared maps, a page of each kept": SHARED.format(flags=0x21, file=-1),
+    "shared maps of a device": SHARED.format(flags=0x01, file="os.open('/dev/zero', os.O_RDWR)"),
+    "shared maps, checked flags": SHARED.format(flags=0x23, file=-1),
+    "shared maps made smaller": "import mmap\nkept = []\nfor _ in range(12):\n    m = mmap.mmap(-1, 96 << 20)\n"
+    "    for at in range(0, 96 << 20, 4 << 20): m[at : at + (4 << 20)] = b'x' * (4 << 20)\n    m.resize(4096)\n    kept.append(m)",
+    "blocks behind the end of its output": C
+    + "c.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]\nassert c.fallocate(1, 1, 0, 3 << 30) == 0",
+    "blocks behind the end of a file": "import os\nf = os.open('/tmp/f', os.O_RDWR | os.O_CREAT)\n"
+    + C
+    + "c.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]\nassert c.fallocate(f, 1, 0, 3 << 30) == 0",
+    "an output made long": "import os\nos.ftruncate(1, 1 << 30)",
+    "an output written far behind": "import os\nos.pwrite(1, b'x', 1 << 30)",
+    "pages kept in pipes": "import os\nr, w = os.pipe()\nf = open('/tmp/f', 'w+b')\nf.write(bytes(65536))\nf.flush()\nos.splice(f.fileno(), w, 65536, offset_src=0)",
     "huge pages": "import ctypes, mmap\nmaps = []\nfor _ in range(120):\n    m = mmap.mmap(-1, 2**25)\n    m.madvise(14)\n"
     "    m[0 :: 2**21] = b'x' * 16\n    maps.append(m)\n    m.resize(4096)\n"
     + C
@@ -102,13 +123,24 @@ CALLS = """
     syscall(428, -100, b'/usr', 0) | syscall(429, 0, b'', 0, b'', 0) | syscall(430, b'tmpfs', 0) | syscall(433, -100, b'/', 0)
     syscall(442, -100, b'/usr', 0, b'\\0' * 32, 32) | syscall(246, 0, 0, 0, 0) | syscall(320, 0, 0, 0, b'', 0) | setuid(0)
     setgid(0) | seteuid(0) | setresuid(0, 0, 0) | iopl(3) | klogctl(3, b'\\0' * 100, 100) | fanotify_init(0, 0) | nice(-5)
-    syscall(0x40000000 + 39) | settimeofday(b'\\1' * 16, None) | vhangup() | quotactl(0, None, 0, None) | sched_setscheduler(0, 1, b'\\1\\0\\0\\0')
+    syscall(443, 0, 0x80000100, 0, 0) | syscall(443, 1, 0x80000100, 0, 0) | syscall(275, 0, 0, 1, 0, 1, 0) | syscall(276, 0, 1, 1, 0)
+    syscall(27, 0, 0, 0) | syscall(30, 0, 0, 0) | syscall(65, 0, 0, 0) | syscall(69, 0, 0, 0, 0) | syscall(134, 0) | syscall(136, 0, 0)
+    syscall(139, 3) | syscall(149, 0, 0) | syscall(151, 1) | syscall(154, 0, 0, 0) | syscall(159, b'\\0' * 208) | syscall(171, b'x', 1)
+    syscall(173, 0, 0, 0) | syscall(180, 0, 0, 0) | syscall(212, 0, 0, 0) | syscall(216, 0, 0, 0, 0, 0) | syscall(227, 0, b'\\0' * 16)
+    syscall(237, 0, 0, 0, 0, 0, 0) | syscall(254, 0, b'/usr', 2) | syscall(256, 0, 0, 0, 0) | syscall(279, 0, 0, 0, 0, 0, 0)
+    syscall(301, 0, 0, 0, 0, 0) | syscall(305, 0, b'\\0' * 208) | syscall(312, 1, 1, 0, 0, 0) | syscall(317, 1, 0, b'\\0' * 16)
+    syscall(325, 0, 0, 0) | syscall(440, 0, 0, 0, 0, 0) | syscall(445, 0, 0, 0, 0) | syscall(446, 0, 0) | syscall(448, 0, 0)
+    syscall(450, 0, 0, 0, 0) | syscall(451, 0, b'\\0' * 16, b'\\0' * 40, 0) | syscall(457, b'\\0' * 24, b'\\0' * 99, 99, 0)
+    syscall(458, b'\\0' * 24, b'\\0' * 99, 9, 0) | syscall(459, 0, 0, 0, 0) | syscall(461, b'\\0' * 99, b'\\0' * 8, 0) | syscall(462, 0, 0, 0)
+    ioctl(1, 0x40049409, 0) | ioctl(1, 0xC0045877, 0) | ioctl(0, 0x5412, b'x') | mknod(b'/tmp/p', 0o10600, 0) | syscall(0x40000000 + 39) | settimeofday(b'\\1' * 16, None) | vhangup() | quotactl(0, None, 0, None) | sched_setscheduler(0, 1, b'\\1\\0\\0\\0')
 """
 KERNEL = {
     call.strip(): f"{C}assert c.{call.strip()} != -1" for call in CALLS.replace("\n", "|").split("|") if call.strip()
 }
 FAMILIES = "UNIX INET INET6 NETLINK PACKET BLUETOOTH VSOCK ALG CAN TIPC".split()
 OTHERS = {
+    "the host's name": "import os, socket\nassert os.uname().nodename != 'sandbox'",
+    "the host's files out of its cache": "import os\nf = os.open('/usr/bin/env', 0)\nos.posix_fadvise(f, 0, 0, 4)\nassert False",
     **{f"socket {name}": f"import socket\nsocket.socket(socket.AF_{name}, socket.SOCK_DGRAM)" for name in FAMILIES},
     "a connection": "import urllib.request\nurllib.request.urlopen('http://127.0.0.1:1', timeout=1)",
     "signal to the first process": "import os\nos.kill(1, 9)\nassert False",

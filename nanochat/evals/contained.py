@@ -1,7 +1,7 @@
 """The inside of the sandbox: this file runs as a process, contains itself step by step, and becomes the program.
 
-nanochat.evals.sandbox runs it, with a task as JSON on the standard input. It uses the standard library only. To refuse
-one more system call, add a row to CALLS.
+nanochat.evals.sandbox runs it, with a task as JSON on the standard input. It uses the standard library only. To allow
+one more system call, add it to ALLOWED.
 """
 
 import contextlib
@@ -38,99 +38,82 @@ AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # the kernel's numbers fo
 KILL_PROCESS = 0x80000000
 ALLOW = 0x7FFF0000
 FAIL_WITH = 0x00050000  # plus an error number
-# System calls by result, with their numbers on x86_64 and on aarch64. Further numbers are the values of the second
-# argument that count. Of clone, only flags for new namespaces are refused.
-CALLS = {
-    # The kernel would keep memory that no process's limit counts, or count for all users together. (aarch64 has no
-    # inotify_init: the number is that of inotify_init1.)
-    KILL_PROCESS: """
-        shmget              29  194
-        semget              64  190
-        msgget              68  186
-        mq_open            240  180
-        inotify_init       253   26
-        inotify_init1      294   26
-        fanotify_init      300  262
-        io_setup           206    0
-        io_uring_setup     425  425
-        landlock_create_ruleset 444 444
+# The system calls that a program may make, with their numbers on x86_64 and on aarch64 (-: it has none): what Python,
+# its standard library and usual programs need. All others fail, those of later kernels too: none can be forgotten.
+ALLOWED = {
+    "reading and writing": """
+        read 0 63 | write 1 64 | readv 19 65 | writev 20 66 | pread64 17 67 | pwrite64 18 68 | preadv 295 69
+        pwritev 296 70 | preadv2 327 286 | lseek 8 62 | close 3 57 | close_range 436 436 | dup 32 23 | dup2 33 -
+        dup3 292 24 | pipe 22 - | pipe2 293 59 | sendfile 40 71 | copy_file_range 326 285 | ftruncate 77 46
+        truncate 76 45 | select 23 - | pselect6 270 72 | poll 7 - | ppoll 271 73 | epoll_create 213 -
+        epoll_create1 291 20 | epoll_ctl 233 21 | epoll_wait 232 - | epoll_pwait 281 22 | epoll_pwait2 441 441
+        eventfd 284 - | eventfd2 290 19 | fcntl 72 25 | ioctl 16 29
     """,
-    FAIL_WITH | errno.EPERM: """
-        clone               56  220
-        socket              41  198
-        socketpair          53  199
-        ptrace             101  117
-        process_vm_readv   310  270
-        process_vm_writev  311  271
-        pidfd_getfd        438  438
-        unshare            272   97
-        setns              308  268
-        pivot_root         155   41
-        chroot             161   51
-        mount              165   40
-        umount2            166   39
-        open_tree          428  428
-        move_mount         429  429
-        fsopen             430  430
-        fsconfig           431  431
-        fsmount            432  432
-        fspick             433  433
-        mount_setattr      442  442
-        name_to_handle_at  303  264
-        open_by_handle_at  304  265
-        quotactl           179   60
-        swapon             167  224
-        swapoff            168  225
-        memfd_create       319  279
-        memfd_secret       447  447
-        add_key            248  217
-        request_key        249  218
-        keyctl             250  219
-        personality        135   92
-        perf_event_open    298  241
-        bpf                321  280
-        userfaultfd        323  282
-        init_module        175  105
-        delete_module      176  106
-        finit_module       313  273
-        kexec_load         246  104
-        kexec_file_load    320  294
-        reboot             169  142
-        sethostname        170  161
-        acct               163   89
-        setxattr           188    5
-        lsetxattr          189    6
-        fsetxattr          190    7
-        setxattrat         463  463
-        syslog             103  116
-        prctl              157  167
-        vmsplice           278   75
-        flock               73   32
-        fcntl               72   25   6 7 37 38 1024 1026 1031
+    "files by name": """
+        open 2 - | openat 257 56 | openat2 437 437 | creat 85 - | stat 4 - | fstat 5 80 | lstat 6 -
+        newfstatat 262 79 | statx 332 291 | statfs 137 43 | fstatfs 138 44 | access 21 - | faccessat 269 48
+        faccessat2 439 439 | getdents 78 - | getdents64 217 61 | getcwd 79 17 | chdir 80 49 | fchdir 81 50
+        rename 82 - | renameat 264 38 | renameat2 316 276 | mkdir 83 - | mkdirat 258 34 | rmdir 84 - | unlink 87 -
+        unlinkat 263 35 | link 86 - | linkat 265 37 | symlink 88 - | symlinkat 266 36 | readlink 89 -
+        readlinkat 267 78 | chmod 90 - | fchmod 91 52 | fchmodat 268 53 | fchmodat2 452 452 | chown 92 -
+        fchown 93 55 | lchown 94 - | fchownat 260 54 | umask 95 166 | utime 132 - | utimes 235 - | futimesat 261 -
+        utimensat 280 88 | getxattr 191 8 | lgetxattr 192 9 | fgetxattr 193 10 | listxattr 194 11 | llistxattr 195 12
+        flistxattr 196 13
     """,
-    # The C library takes clone instead, with flags that a filter can read, and pwritev, which cannot write through.
-    FAIL_WITH | errno.ENOSYS: """
-        clone3             435  435
-        pwritev2           328  287
+    "memory": """
+        brk 12 214 | mmap 9 222 | mprotect 10 226 | munmap 11 215 | mremap 25 216 | madvise 28 233 | membarrier 324 283
     """,
-    # Success without effect: these would make the host's disks work.
-    FAIL_WITH: """
-        sync               162   81
-        syncfs             306  267
-        fsync               74   82
-        fdatasync           75   83
-        sync_file_range    277   84
-        msync               26  227
+    "processes and threads": """
+        clone 56 220 | fork 57 - | vfork 58 - | execve 59 221 | execveat 322 281 | exit 60 93 | exit_group 231 94
+        wait4 61 260 | waitid 247 95 | getpid 39 172 | gettid 186 178 | getppid 110 173 | getpgid 121 155
+        getpgrp 111 - | setpgid 109 154 | getsid 124 156 | setsid 112 157 | set_tid_address 218 96
+        set_robust_list 273 99 | get_robust_list 274 100 | rseq 334 293 | arch_prctl 158 - | futex 202 98
+        sched_yield 24 124 | sched_getaffinity 204 123 | sched_setaffinity 203 122 | sched_getparam 143 121
+        sched_getscheduler 145 120 | sched_get_priority_max 146 125 | sched_get_priority_min 147 126
+        sched_getattr 315 275 | sched_rr_get_interval 148 127 | getpriority 140 141 | setpriority 141 140
+        getcpu 309 168 | pidfd_open 434 434 | getuid 102 174 | geteuid 107 175 | getgid 104 176 | getegid 108 177
+        getresuid 118 148 | getresgid 120 150 | getgroups 115 158 | getrlimit 97 163 | setrlimit 160 164
+        prlimit64 302 261 | getrusage 98 165 | times 100 153 | sysinfo 99 179 | uname 63 160
+    """,
+    "signals": """
+        rt_sigaction 13 134 | rt_sigprocmask 14 135 | rt_sigreturn 15 139 | rt_sigpending 127 136
+        rt_sigtimedwait 128 137 | rt_sigqueueinfo 129 138 | rt_tgsigqueueinfo 297 240 | rt_sigsuspend 130 133
+        sigaltstack 131 132 | kill 62 129 | tkill 200 130 | tgkill 234 131 | pause 34 - | signalfd4 289 74
+        restart_syscall 219 128
+    """,
+    "time and chance": """
+        nanosleep 35 101 | clock_nanosleep 230 115 | clock_gettime 228 113 | clock_getres 229 114
+        gettimeofday 96 169 | time 201 - | alarm 37 - | getitimer 36 102 | setitimer 38 103 | timer_create 222 107
+        timer_settime 223 110 | timer_gettime 224 108 | timer_getoverrun 225 109 | timer_delete 226 111
+        timerfd_create 283 85 | timerfd_settime 286 86 | timerfd_gettime 287 87 | getrandom 318 278
     """,
 }
-# fcntl's values above: locks (F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW), F_SETLEASE, F_NOTIFY,
-# F_SETPIPE_SZ.
+# Calls that fail in another way than with EPERM, or succeed without effect (0): their error number.
+ANSWERED = {
+    # They would make the host's disks work, or empty its cache.
+    0: """
+        sync 162 81 | syncfs 306 267 | fsync 74 82 | fdatasync 75 83 | sync_file_range 277 84 | msync 26 227
+        fadvise64 221 223
+    """,
+    # The C library takes clone instead, with flags that a filter can read, and pwritev, which cannot write through.
+    errno.ENOSYS: "clone3 435 435 | pwritev2 328 287",
+    # It reserves blocks that no limit counts; the C library writes zeros instead.
+    errno.EOPNOTSUPP: "fallocate 285 47",
+}
+# Of these only some uses are allowed: the number of an argument, and the values that it may have.
+VALUES = {
+    # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_GETLK, F_DUPFD_CLOEXEC, F_GETPIPE_SZ; no locks, leases or news.
+    "fcntl": (1, [0, 1, 2, 3, 4, 5, 1030, 1032]),
+    # TCGETS, TIOCGPGRP, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX.
+    "ioctl": (1, [0x5401, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451]),
+}
 
 # The kernel's constants, from linux/sched.h, sys/mount.h, linux/prctl.h, linux/filter.h, linux/seccomp.h.
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWTIME = 0x80
 CLONE_OTHERS = 0x6E000000  # cgroup, uts, ipc, pid and net
+MAP_SHARED = 0x01
 MOUNT_FLAGS = {"rdonly": 1, "nosuid": 2, "nodev": 4, "remount": 32, "bind": 4096, "rec": 16384, "private": 262144}
 MOUNT_SETATTR = 442  # the call's number, as older C libraries do not know the call
 AT_RECURSIVE = 0x8000
@@ -143,21 +126,21 @@ IF_ANY_BIT = 0x45
 RETURN = 0x06
 CALL_NUMBER = 0
 ARCHITECTURE = 4
-FIRST_ARGUMENT = 16
-SECOND_ARGUMENT = 24
+FIRST_ARGUMENT = 16  # each has 8 bytes; the lower half comes first
 X32_CALLS = 0x40000000  # on x86_64 a second set of call numbers begins here
+# And the bits that an argument may not have. New namespaces would give rights; of a shared map the kernel keeps all
+# pages while one is mapped, beyond the limit on the address space.
+WITHOUT = {
+    "clone": (0, CLONE_NEWNS | CLONE_NEWUSER | CLONE_NEWTIME | CLONE_OTHERS),
+    "mmap": (3, MAP_SHARED),
+}
 
 
-def refusals() -> list[tuple[str, int, int, list[int]]]:
-    """Return (name, result, number on this machine, values) of each row of CALLS."""
-    column = list(AUDIT).index(platform.machine())
-    rows = []
-    for result, table in CALLS.items():
-        for line in table.strip().splitlines():
-            name, *words = line.split()
-            numbers = list(map(int, words))
-            rows.append((name, result, numbers[column], numbers[2:]))
-    return rows
+def numbers(rows: str) -> dict[str, int]:
+    """Return name → number on this machine, of the calls in rows of a table that it has."""
+    column = 1 + list(AUDIT).index(platform.machine())
+    found = [row.split() for row in rows.replace("\n", "|").split("|") if row.strip()]
+    return {row[0]: int(row[column]) for row in found if row[column] != "-"}
 
 
 # ---- steps ----
@@ -255,6 +238,7 @@ def _enter_namespaces() -> None:
     user, group = os.geteuid(), os.getegid()
     # Without root only an own user namespace gives the right to mount.
     _call("namespaces", "unshare", CLONE_OTHERS | (CLONE_NEWUSER if user else 0))
+    _call("own name", "sethostname", b"sandbox", 7)  # else a program learns the host's
     if user:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{NOBODY} {user} 1")
@@ -327,9 +311,11 @@ def _set_limits(limits: SimpleNamespace, processes: int) -> None:
         resource.setrlimit(limit, (bound, bound))
 
 
-def _filter_calls() -> None:
-    """Apply CALLS from now on, in this process and its children."""
-    # An instruction is (operation, jump if true, jump if false, operand); a jump skips so many instructions.
+def instructions(otherwise: int) -> list[tuple[int, int, int, int]]:
+    """Return the filter: (operation, jump if true, jump if false, operand) each; a jump skips so many.
+
+    otherwise: the result for calls that are not in the tables.
+    """
     code = [
         (LOAD, 0, 0, ARCHITECTURE),
         (IF_EQUAL, 1, 0, AUDIT[platform.machine()]),
@@ -338,21 +324,36 @@ def _filter_calls() -> None:
         (IF_AT_LEAST, 0, 1, X32_CALLS),
         (RETURN, 0, 0, KILL_PROCESS),
     ]
-    for name, result, number, values in refusals():
-        argument = SECOND_ARGUMENT
-        tests = [(IF_EQUAL, value) for value in values] or [(IF_AT_LEAST, 0)]  # without values: any
-        # Threads and processes need clone: it fails only with flags for namespaces.
-        if name == "clone":
-            argument = FIRST_ARGUMENT
-            tests = [(IF_ANY_BIT, CLONE_NEWNS | CLONE_NEWUSER | CLONE_NEWTIME | CLONE_OTHERS)]
-        code += [(IF_EQUAL, 0, 2 * len(tests) + 2, number), (LOAD, 0, 0, argument)]
-        for test, value in tests:
-            code += [(test, 0, 1, value), (RETURN, 0, 0, result)]
-        code.append((LOAD, 0, 0, CALL_NUMBER))
-    code.append((RETURN, 0, 0, ALLOW))
+    for error, rows in ANSWERED.items():
+        for number in numbers(rows).values():
+            code += [(IF_EQUAL, 0, 1, number), (RETURN, 0, 0, FAIL_WITH | error)]
+    for rows in ALLOWED.values():
+        for name, number in numbers(rows).items():
+            test = [(RETURN, 0, 0, ALLOW)]
+            if name in VALUES:
+                argument, values = VALUES[name]
+                test = [(LOAD, 0, 0, FIRST_ARGUMENT + 8 * argument)]
+                for value in values:
+                    test += [(IF_EQUAL, 0, 1, value), (RETURN, 0, 0, ALLOW)]
+                test.append((RETURN, 0, 0, FAIL_WITH | errno.EPERM))
+            elif name in WITHOUT:
+                argument, bits = WITHOUT[name]
+                test = [
+                    (LOAD, 0, 0, FIRST_ARGUMENT + 8 * argument),
+                    (IF_ANY_BIT, 1, 0, bits),
+                    (RETURN, 0, 0, ALLOW),
+                    (RETURN, 0, 0, FAIL_WITH | errno.EPERM),
+                ]
+            code += [(IF_EQUAL, 0, len(test), number), *test]
+    return [*code, (RETURN, 0, 0, otherwise)]
+
+
+def _filter_calls() -> None:
+    """Apply the tables from now on, in this process and its children."""
+    code = instructions(otherwise=FAIL_WITH | errno.EPERM)
     packed = b"".join(struct.pack("HBBI", *instruction) for instruction in code)
-    instructions = ctypes.create_string_buffer(packed)
-    program = struct.pack("HxxxxxxP", len(code), ctypes.addressof(instructions))
+    buffer = ctypes.create_string_buffer(packed)
+    program = struct.pack("HxxxxxxP", len(code), ctypes.addressof(buffer))
     # Without new privileges no program, such as sudo, can leave the filter. PR_SET_NO_NEW_PRIVS is 38.
     _call("no_new_privs", "prctl", 38, 1, 0, 0, 0)
     # PR_SET_SECCOMP is 22, SECCOMP_MODE_FILTER is 2.

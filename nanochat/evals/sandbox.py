@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from nanochat.errors import UserError
 from nanochat.evals import contained, plain_data
@@ -152,7 +152,7 @@ def _start(
     python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))  # not the environment's
     with (
         contextlib.nullcontext("/") if is_contained else tempfile.TemporaryDirectory(prefix="sandbox-") as folder,
-        tempfile.TemporaryFile() as output,
+        _output() as output,
     ):
         child = subprocess.Popen(
             [python, "-IS", contained.__file__],
@@ -187,6 +187,11 @@ def _start(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
+
+
+def _output() -> IO[bytes]:
+    """Return a file for what a program prints: in memory, as blocks of a disk can be taken beyond its length."""
+    return open(os.memfd_create("output"), "w+b") if sys.platform == "linux" else tempfile.TemporaryFile()
 
 
 # ---- launchers: the last process in a sandbox runs one ----
