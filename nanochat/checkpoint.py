@@ -252,7 +252,11 @@ class Saver(AbstractContextManager):
     def _replace_record(self, record: Record) -> None:
         # What was written is known, and not read again: whatever is wrong with the file, ranks must agree about it.
         manifest = self._manifest | record
-        write_json(step_dir(self.folder, self.step) / MANIFEST, manifest | {"sha256": manifest_hash(manifest)})
+        home = step_dir(self.folder, self.step)
+        for name, about in manifest["files"].items():
+            if (home / name).stat().st_size != about["size"]:  # or an OSError, if somebody has removed it
+                raise OSError(f"{home / name} has changed")
+        write_json(home / MANIFEST, manifest | {"sha256": manifest_hash(manifest)})
 
     def wait(self) -> None:
         """Wait until the last save is on disk. Its failure is raised on every rank, a full disk as an OSError."""

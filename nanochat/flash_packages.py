@@ -1,6 +1,6 @@
 """Packages of FlashAttention: a line for the log of a training run that could use one and does not."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -41,24 +41,27 @@ def kernel_note(path: str, runtime: Runtime) -> str:
     A collective: a kernel that one rank lacks, none runs.
     """
     device, dtype = runtime.device, runtime.dtype
-    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+    if path in FLASH or device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return ""
+    best = best_version(torch.cuda.get_device_capability(device)[0])
+    if not best:
         return ""
     installed = [version for version, package in FLASH_PACKAGES.items() if any(map(find_spec, package.modules))]
-    ranks = runtime.all_gather({name: obstacle(name, device, dtype) for name in FLASH})
-    obstacles = {name: next(filter(None, (found[name] for found in ranks)), "") for name in FLASH}
-    return missing_kernel(path, torch.cuda.get_device_capability(device)[0], installed, obstacles)
+    reasons = runtime.all_gather(obstacle(best, device, dtype))
+    return missing_kernel(best, installed, next(filter(None, reasons), ""))
 
 
-def missing_kernel(path: str, family: int, installed: Collection[str], obstacles: Mapping[str, str]) -> str:
-    """Return what `kernel_note` does, from what was found.
+def best_version(family: int) -> str:
+    """Return the fastest FlashAttention for a GPU with this major compute capability; "" if there is none."""
+    return next((version for version, families in FLASH.items() if family in families), "")
 
-    path: that runs. family: major compute capability of the GPU. installed: versions of FlashAttention, and obstacles
-    the reason that each cannot run.
+
+def missing_kernel(best: str, installed: Collection[str], reason: str) -> str:
+    """Return the line about the best version of FlashAttention for a GPU, which does not run for a reason.
+
+    installed: versions of FlashAttention.
     """
-    best = next((version for version, families in FLASH.items() if family in families), None)
-    if best is None or path in FLASH:
-        return ""
     package = FLASH_PACKAGES[best]
     if best in installed:
-        return f"attention: {package.name} cannot run here: {obstacles[best]}; {package.gain}"
+        return f"attention: {package.name} cannot run here: {reason}; {package.gain}"
     return f"attention: {package.name} is not installed: {package.gain}; {package.install}"

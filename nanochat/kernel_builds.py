@@ -2,38 +2,42 @@
 
 from types import ModuleType
 
-from nanochat.paths import base_dir, read_json, write_json
+from nanochat.log import print0
+from nanochat.paths import write_text
 
 SERVER_TIMEOUT = 3.0  # seconds
 
 
 def hub_kernel(repo: str, version: int) -> ModuleType:
-    """Return the module of a kernel, from the newest build that was downloaded for this version, or by a download.
+    """Return the module of a kernel: the build for this PyTorch in the hub's cache, or else a download.
 
-    The package alone asks the hub at each load who published a kernel and which versions there are, also for what is on
-    this machine. Here a file remembers the commit; the builds themselves stay in the hub's cache.
+    The package alone asks the hub at each load who has published a kernel and which versions there are, also for what
+    is on this machine.
     """
     from huggingface_hub import constants
     from kernels import get_local_kernel, install_kernel
 
-    note = base_dir() / "kernels" / f"{repo.replace('/', '--')}-{version}.json"
-    if note.exists():
-        commit = read_json(note)["commit"]
+    try:
+        # Its publisher was asked for when it was downloaded.
+        place = install_kernel(repo, version=version, local_files_only=True, trust_remote_code=[repo])
+    except (OSError, ValueError):
+        pass  # none is here, or none for this PyTorch
+    else:
         try:
-            # Looks for a build for this PyTorch. Its publisher was asked for when it was downloaded.
-            return get_local_kernel(
-                install_kernel(repo, revision=commit, local_files_only=True, trust_remote_code=[repo])
-            )
-        except FileNotFoundError:
-            pass  # the cache was emptied, or PyTorch is another
+            return get_local_kernel(place)
+        # It is another program, of which a part may be missing or damaged: anything can happen.
+        except Exception as error:
+            print0(f"kernels: {place} cannot be loaded ({type(error).__name__}: {error}), and is downloaded again")
     if constants.HF_HUB_OFFLINE or not _is_reachable(constants.ENDPOINT):
         raise FileNotFoundError(
             f"no build of {repo} for this PyTorch is here, and {constants.ENDPOINT} cannot be reached"
         )
     place = install_kernel(repo, version=version)
-    module = get_local_kernel(place)
-    write_json(note, {"commit": place.parent.parent.name})  # snapshots/COMMIT/build/VARIANT
-    return module
+    # REPOSITORY/snapshots/COMMIT/build/VARIANT. The cache knows a version by a file that the package reads and never
+    # writes.
+    commit = place.parents[1].name
+    write_text(place.parents[3] / "refs" / f"v{version}", commit)
+    return get_local_kernel(place)
 
 
 def _is_reachable(server: str) -> bool:

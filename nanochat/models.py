@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from nanochat import fp8, registry
-from nanochat.attention import find_path
+from nanochat.attention import FLASH, find_path
 from nanochat.checkpoint import Checkpoint, load, load_manifest, newest
 from nanochat.config import check_names
 from nanochat.errors import UserError
@@ -257,9 +257,10 @@ def _empty_model(config: GPTConfig, runtime: Runtime, checkpointing: bool) -> GP
     """Return a model without memory, on the meta device, with an attention path that every rank has."""
     windows = any(config.windows)
     choice = runtime.attention, runtime.device, runtime.dtype, windows
-    runtime.broadcast(lambda: find_path(*choice))  # rank 0 first: what it downloads is there for the others
-    path = find_path(*choice)
-    if set(runtime.all_gather(path)) != {path}:
+    path = runtime.broadcast(
+        lambda: find_path(*choice)
+    )  # first: what rank 0 downloads is there for the ranks beside it
+    if set(runtime.all_gather(find_path(*choice) if path in FLASH else path)) != {path}:
         path = "flex" if windows else "sdpa"  # every rank has it; different kernels would round differently
     print0(f"attention: {path}")
     model = new_model(config, path, checkpointing)

@@ -2,6 +2,7 @@ import os
 import random
 import re
 import resource
+import shutil
 import threading
 import time
 from contextlib import contextmanager
@@ -266,6 +267,14 @@ def test_a_record_of_a_step_that_could_not_be_saved(tmp_path) -> None:
     (tmp_path / "step_000100/manifest.json").write_text("{")
     saver.amend(amended(100))
     assert load(tmp_path, 100).manifest["loop"] == amended(100)["loop"]
+    # Nor does a step come back that has lost its files.
+    (tmp_path / "step_000100/model.safetensors").write_bytes(b"short")
+    with pytest.raises(OSError, match="has changed"):
+        saver.amend(record_of(100))
+    shutil.rmtree(tmp_path / "step_000100")
+    with pytest.raises(OSError, match="No such file"):
+        saver.amend(record_of(100))
+    assert saved_steps(tmp_path) == []
 
 
 def test_copies_lie_in_few_blocks_whose_sizes_are_powers_of_two() -> None:

@@ -5,7 +5,6 @@ from importlib.util import find_spec
 import torch
 from conftest import each_row
 
-import nanochat.attention as paths
 from nanochat import flash_packages
 from nanochat.runtime import Runtime
 
@@ -25,9 +24,13 @@ NOTES = """
 
 
 @each_row("family path installed note", NOTES)
-def test_a_kernel_that_is_not_installed_is_named_where_it_could_run(family, path, installed, note) -> None:
-    obstacles = dict.fromkeys(paths.FLASH, "no build for this PyTorch")
-    found = flash_packages.missing_kernel(path, int(family), [installed], obstacles)
+def test_a_kernel_that_is_not_installed_is_named_where_it_could_run(family, path, installed, note, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (int(family), 0))
+    monkeypatch.setattr(flash_packages, "obstacle", lambda path, device, dtype: "no build for this PyTorch")
+    # No module is there but that of a version that is installed.
+    modules = flash_packages.FLASH_PACKAGES[installed].modules if installed != "-" else ()
+    monkeypatch.setattr(flash_packages, "find_spec", lambda name: name in modules or None)
+    found = flash_packages.kernel_note(path, Runtime(torch.device("cuda"), torch.bfloat16))
     assert found.startswith(f"attention: {note}" if note != "-" else "")
     assert bool(found) is (note != "-")
     assert ("; pip install " in found) is ("not installed" in note)
@@ -48,6 +51,5 @@ def test_no_kernel_is_missed_without_a_gpu_or_in_fp32(monkeypatch) -> None:
         return
     # One rank's reason is all ranks' reason, also where rank 0 could run it.
     monkeypatch.setattr(flash_packages, "obstacle", lambda path, device, dtype: "")
-    others = dict.fromkeys(paths.FLASH, "the hub sent 429")
-    monkeypatch.setattr(Runtime, "all_gather", lambda self, found: [found, others])
+    monkeypatch.setattr(Runtime, "all_gather", lambda self, found: [found, "the hub sent 429"])
     assert "FlashAttention 3 cannot run here: the hub sent 429; " in flash_packages.kernel_note("flex", own)

@@ -63,8 +63,6 @@ def test_compiled_ends_agree_and_take_two_graphs(backend, dtype, monkeypatch) ->
         assert_close(gradients(model, ids), gradients(twin, ids), atol=bound, rtol=bound)
     assert counters["stats"]["unique_graphs"] == 2
     assert not counters["graph_break"]
-    # With a cache they run as they are: positions differ at each step.
-    check_decoding(SMALL, "decode", torch.float32, 2e-6)
 
 
 # One other value for each field that changes the model; bool fields are switched. A new field fails until it is here.

@@ -53,6 +53,7 @@ def build(options: dict[str, Any], runtime: Runtime, sharded: bool, weights: dic
         Shards(model, weights.__getitem__, runtime)
     if "compiled" in options:
         model.compile_parts()
+        model.compile_ends()  # as on a GPU
     # Where an update is nearly 0, rounding decides whether the weight decays.
     groups = build_groups(
         model, group_rates(OptimizerSettings(), model.config.width, 0.1, 0.1 if "exact" in options else 0.0)

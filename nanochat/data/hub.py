@@ -6,6 +6,7 @@ without asking the hub again; pin a revision to be sure about the version. `nano
 eval_bundle/.
 """
 
+import errno
 import functools
 import os
 import re
@@ -199,7 +200,7 @@ def _download(file: HubFile, refused: str) -> Path:
         try:
             path = hf_hub_download(file.repo, file.path, repo_type="dataset", revision=file.revision)
         except OSError as error:
-            if error.errno is None:  # an answer of the hub
+            if error.errno not in (errno.ENOENT, errno.ESTALE, errno.EBADF):  # None: an answer of the hub
                 raise
             # Of this system. Seen: a lock in the cache that another process was removing. What came is kept.
             path = hf_hub_download(file.repo, file.path, repo_type="dataset", revision=file.revision)

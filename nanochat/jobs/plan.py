@@ -255,9 +255,8 @@ def stage_flags(setting: Setting) -> dict[str, dict[str, str]]:
     base = flags["base_train"]
     base["--depth"] = str(setting.depth)
     base["--tokenizer-tag"] = request.tag
-    # No CORE metric without questions, and no fp8 on older GPUs.
-    if not (setting.world or setting.has_bundle):
-        base.pop("--core-metric-every", None)
+    # No fp8 on older GPUs. The CORE estimate stays in the command where its server cannot be reached: the run then
+    # leaves it out by itself, and a plan that is made later, with the server there, repeats nothing.
     if setting.accelerator and not setting.accelerator.fp8:
         base.pop("--fp8", None)
     return flags
@@ -307,7 +306,7 @@ def make_job(
     # go to their logs alone.
     text = setting.data if setting.names_corpus else ""
     download = ["scripts.prepare", f"--data={text}", f"--tokens={tokens}"]
-    if not setting.world and setting.has_bundle:
+    if wants_bundle(setting):
         download.append("--optional-tasks=core")
     steps = [Step("download", download, skip=skips.get("download", ""), quiet=True)]
     if planned_nodes() > 1:
@@ -319,8 +318,8 @@ def make_job(
         if name == "mid_train":
             # What chat stages read is fetched by one process while the base model trains, not by all ranks after it.
             words = ["scripts.prepare", "--data=", f"--tasks={','.join(missing)}"]
-            if not setting.world and setting.has_bundle:
-                words.append("--optional-tasks=core")  # its server may answer now, before base_eval
+            if wants_bundle(setting):
+                words.append("--optional-tasks=core")  # its server may answer now, while the base model trains
             steps.append(Step("download_tasks", words, skip=skips.get("download_tasks", ""), quiet=True))
         # For some stages the text is an input, by --data.
         reads_text = name in TEXT_STAGES
@@ -355,14 +354,18 @@ def make_job(
     )
 
 
+def wants_bundle(setting: Setting) -> bool:
+    """Return True if the files of CORE are to be downloaded."""
+    return not setting.world and setting.has_bundle and not hub.is_here(BUNDLE)
+
+
 def skip_reasons(setting: Setting, tasks: TaskFiles, needs: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return step -> reason to leave the step out; other steps run."""
     until = setting.request.until
     reasons = {}
-    wants_bundle = not setting.world and setting.has_bundle and not hub.is_here(BUNDLE)
-    if not (setting.names_corpus or wants_bundle):
+    if not (setting.names_corpus or wants_bundle(setting)):
         reasons["download"] = NOTHING
-    if setting.world or not setting.missing_tasks(tasks):
+    if not (setting.missing_tasks(tasks) or wants_bundle(setting)):
         reasons["download_tasks"] = NOTHING
     if not setting.world:
         if not setting.has_bundle:

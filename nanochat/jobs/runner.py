@@ -224,15 +224,20 @@ def run_step(
 
 def is_left_out(job: Job, step: Step) -> bool:
     """Return True if a planned step is left out now, as its files have not come."""
-    if step.skip or not step.skip_without_files:
+    if step.skip or not step.skip_without_files or has_finished(job, step):
         return False
-    is_done = saved_record(job.record(step)).get("finished") and step.outcome.exists()
-    return not is_done and not hub.is_here([hub.HubFile(*entry) for entry in step.files])
+    return not hub.is_here([hub.HubFile(*entry) for entry in step.files])
+
+
+def has_finished(job: Job, step: Step) -> bool:
+    """Return True if a step's record says so and its result is there."""
+    return bool(saved_record(job.record(step)).get("finished")) and step.outcome.exists()
 
 
 def closing_lines(job: Job) -> list[str]:
     """Return the lines to print after the last step: what was left out without being planned, and the planned ones."""
-    left_out = [step for step in job.steps if is_left_out(job, step)]
+    # Whether the files have come meanwhile does not matter.
+    left_out = [step for step in job.steps if step.skip_without_files and not step.skip and not has_finished(job, step)]
     return [*(f"left out: {step.name} ({step.skip_without_files})" for step in left_out), *job.closing]
 
 

@@ -223,6 +223,7 @@ def test_a_step_is_left_out_where_its_files_have_not_come(job, base, monkeypatch
     assert runner.closing_lines(own) == ["left out: base_eval (no bundle is here)", "talk to it"]
     # The next attempt finds them.
     write_text(base / "mirror/eval_bundle/core.yaml", "icl_tasks: []")
+    assert runner.closing_lines(own) == ["left out: base_eval (no bundle is here)", "talk to it"]  # until then
     assert run_all(own) == 0
     assert ran(capsys.readouterr().out) == ["base_eval"]
     # A result counts where its inputs have been removed to make room.
