@@ -212,11 +212,29 @@ def build_model(
     model.to_empty(device=runtime.device)
     if isinstance(weights, Checkpoint):
         model.load_state_dict(weights.model_tensors())
+        _check_finite(dict(model.named_parameters()), weights, runtime)
     else:
         initialize(model, weights, runtime)
     if in_fp8:
         print0(f"fp8: {len(fp8.convert(model))} layers")
     return model
+
+
+@torch.no_grad
+def _check_finite(parts: dict[str, torch.Tensor], checkpoint: Checkpoint, runtime: Runtime) -> None:
+    """Raise a UserError on all ranks if a weight of a checkpoint is not finite: whatever it computed would be NaN.
+
+    parts: what this rank has of the weights.
+    """
+    parts = {name: part for name, part in parts.items() if part.numel()}
+    largest = torch._foreach_norm(list(parts.values()), math.inf)
+    bad = [name for name, value in zip(parts, largest, strict=True) if not math.isfinite(value)]
+    found = next(filter(None, runtime.all_gather(bad)), [])
+    if not found:
+        return
+    before = [step for step in saved_steps(checkpoint.path.parent) if step < checkpoint.step]
+    advice = f"the step before is {before[-1]} (--resume={before[-1]} goes back to it)" if before else "train it again"
+    raise UserError(f"{checkpoint.path} has weights that are not finite, such as {found[0]}: {advice}")
 
 
 def initialize(model: GPT, seed: int, runtime: Runtime) -> None:
@@ -246,6 +264,8 @@ def _sharded(model: GPT, runtime: Runtime, weights: Checkpoint | int, in_fp8: bo
     if isinstance(weights, Checkpoint):
         with weights.reading_weights() as read:
             shards = Shards(model, read, runtime)
+        pieces = {piece.names[0]: piece.mine for unit in shards.units.values() for piece in unit.pieces}
+        _check_finite(pieces, weights, runtime)
     else:
         shards = Shards(model, partial(model.initial, weights), runtime)
     elements = sum(len(piece.mine) for unit in shards.units.values() for piece in unit.pieces)

@@ -1,6 +1,7 @@
 """Models: --model values, manifests, and trained ones that a command line names."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -9,12 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from base_runs import Base
 from conftest import cells
-from forks import Forked
+from forks import Forked, run_module
 from loop_parts import ALONE
 from models import CONFIGS, OLD_RECORD, leave_model
 
 from nanochat import registry
+from nanochat.checkpoint import Saver, load
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.induction import InductionConfig, InductionGPT
 from nanochat.models import (
@@ -209,3 +212,29 @@ def draw_and_compare(folder: Path) -> None:
 
 def test_ranks_share_the_drawing_of_new_weights_bit_for_bit(tmp_path) -> None:
     Forked(tmp_path, draw_and_compare, tmp_path, ranks=2, NANOCHAT_BASE_DIR=str(tmp_path)).done()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_weights_that_are_not_finite_are_refused(ranks, tmp_path) -> None:
+    """Their hashes are right: a run had saved them."""
+    base = Base(tmp_path)
+    base.run("good", "--num-iterations=6")
+    for step in (6, 3):
+        saved = load(base.of("good"), step)
+        tensors = dict(saved.model_tensors())
+        tensors["blocks.1.mlp.up.weight"][0, 0] = math.nan
+        with Saver(base.of("bad"), keep_last=0) as saver:
+            owned = [(name, saved.optimizer_state(name)) for name in saved.manifest["optimizer"]]
+            saver.save(step, tensors if step == 6 else saved.model_tensors(), owned, saved.manifest)
+    found = "step_000006 has weights that are not finite, such as blocks.1.mlp.up.weight: the step before is 3"
+    assert found in base.refused("bad", "--num-iterations=9", ranks=ranks)
+    if ranks == 2:
+        assert found in base.refused("bad", "--num-iterations=9", "--shard-weights", "--resume=6", ranks=ranks)
+        return
+    for script in ("base_loss", "chat_cli"):
+        words = ["--tag=bad"] if script == "base_loss" else ["-i", "base", "-g", "bad", "-p", "hello"]
+        job = base.fork(run_module, None, f"scripts.{script}", *words)
+        assert set(job.codes()) == {2}
+        assert found in job.err().splitlines()[-1]  # chat_cli has written what it loads before
+    said = base.run("bad", "--num-iterations=9", "--resume=3")
+    assert "step 00009/00009" in said

@@ -82,9 +82,6 @@ class AccessMiddleware:
         await app(scope, receive, send)
 
     def _find_error(self, headers: Headers, path: str) -> ApiError | None:
-        # Programs that read such a request by its other length would take its rest for another one.
-        if "content-length" in headers and "transfer-encoding" in headers:
-            return ApiError(400, "a request has one length, not two", headers={"connection": "close"})
         # Programs send no origin. Our own page sends the server's host.
         origin = headers.get("origin")
         if origin is not None and origin not in self.origins and origin.partition("://")[2] != headers.get("host"):
@@ -98,6 +95,26 @@ class AccessMiddleware:
         sentence = "this server needs a key: send `Authorization: Bearer KEY`"
         # The header is required with this status.
         return ApiError(401, sentence, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+
+
+@dataclass
+class LengthMiddleware:
+    """Refuses requests with two lengths: programs that read one by its other length take its rest for another request.
+
+    Outermost, as every answer but this one leaves the connection open.
+    """
+
+    app: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self.app
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            if "content-length" in headers and "transfer-encoding" in headers:
+                app = error_response(
+                    ApiError(400, "a request has one length, not two", headers={"connection": "close"})
+                )
+        await app(scope, receive, send)
 
 
 # ---- routes ----
@@ -227,6 +244,7 @@ def application(service: Service, host: str, key: str, hosts: Sequence[str], ori
     if host in ("0.0.0.0", "::", ""):
         own_hosts = ["*"]  # a server on all addresses cannot know all names: the key protects it
     middleware = [
+        Middleware(LengthMiddleware),
         Middleware(TrustedHostMiddleware, allowed_hosts=own_hosts, www_redirect=False),
         # Answers a browser's question before a request to another site, which comes without a key.
         Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"]),

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from conftest import FILES
 
-from bench.hostile_requests import CHAT, HI, post, requests, status_of
+from bench.hostile_requests import CHAT, HI, requests, status_of
 from nanochat.serve.app import listen
 
 
@@ -31,16 +31,27 @@ def test_next_to_nothing_is_greedy(setting, server) -> None:
     assert server.http.post("/v1/completions", json=body | setting).json()["choices"] == greedy["choices"]
 
 
-def test_a_request_with_two_lengths_is_the_last_one_and_an_error_quotes_little(server) -> None:
+PREFLIGHT = "Origin: http://example.com\r\nAccess-Control-Request-Method: POST"
+
+
+@pytest.mark.parametrize(
+    ("method", "host", "more"),
+    [("POST", "localhost", ""), ("POST", "example.com", ""), ("OPTIONS", "localhost", PREFLIGHT), ("GET", "", "X: y")],
+    ids=["usual", "another host", "a preflight", "no host"],
+)
+def test_a_request_with_two_lengths_is_the_last_one(method, host, more, server) -> None:
     """A proxy that goes by the other length would take the rest for another client's request."""
+    rest = b"0\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    head = f"{method} {CHAT} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(rest)}\r\nTransfer-Encoding: chunked\r\n"
+    head += f"{more}\r\n\r\n" if more else "\r\n"
     with socket.create_connection(server.address, timeout=30) as connection:
-        connection.sendall(
-            post(CHAT, b"0\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", "Transfer-Encoding: chunked")
-        )
+        connection.sendall(head.encode() + rest)
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert answer.count(b"HTTP/1.1") == 1
-    # An error quotes little.
+
+
+def test_an_error_quotes_little(server) -> None:
     body = {"messages": [{"role": "x" * 900_000, "content": "hi"}]}
     answer = server.http.post(CHAT, json=body)
     assert (answer.status_code, len(answer.content) < 2000) == (400, True)
