@@ -236,5 +236,4 @@ def test_weights_that_are_not_finite_are_refused(ranks, tmp_path) -> None:
         job = base.fork(run_module, None, f"scripts.{script}", *words)
         assert set(job.codes()) == {2}
         assert found in job.err().splitlines()[-1]  # chat_cli has written what it loads before
-    said = base.run("bad", "--num-iterations=9", "--resume=3")
-    assert "step 00009/00009" in said
+    assert "step 00006/00006" in base.run("bad", "--num-iterations=6", "--resume=3")
