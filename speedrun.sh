@@ -36,7 +36,8 @@ running= download= beating= # processes that end with this script
 end() {
   trap '' INT TERM HUP QUIT USR1 EXIT
   for process in $running $download; do
-    kill -TERM "$process" 2>/dev/null || true
+    # The number of a process that has ended may be another one's.
+    case $'\n'$(jobs -rp)$'\n' in *$'\n'"$process"$'\n'*) kill -TERM "$process" 2>/dev/null || true ;; esac
     wait "$process" || true
   done
   if [ -n "$beating" ]; then

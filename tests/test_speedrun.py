@@ -16,7 +16,7 @@ from conftest import ROOT
 from pages import OF_TRUNK, shown
 
 from nanochat.data.corpus import CORPORA
-from nanochat.paths import write_text
+from nanochat.paths import hold_folder, write_text
 from scripts.plan import Config
 
 # Below the time for which the model is compiled.
@@ -123,6 +123,18 @@ def test_killed_started_twice_and_changed(speedrun, base) -> None:
     assert list(kept.glob("step_*/manifest.json"))
     assert "left out: base_eval, download_tasks, mid_train, chat_eval_mid" in done.stdout
     assert not (speedrun.home / "report.md").exists()
+
+
+def test_a_stage_that_has_failed_gets_no_signal(speedrun, base) -> None:
+    """By then its number may be another process's."""
+    speedrun.env |= {"BASH_FUNC_kill%%": '() { echo "a signal: $*"; }'}
+    with hold_folder(base / "base_train/default"):
+        failed = speedrun.start(*SHORT)
+        text, _ = failed.communicate()
+    assert failed.returncode == 2
+    assert "another process runs in" in text
+    assert steps_with(text, "done") == ["tok_train", "tok_eval"]
+    assert "a signal" not in text
 
 
 def test_text_of_the_hub_comes_beside_the_tokenizer(speedrun, base, tmp_path) -> None:
