@@ -155,6 +155,13 @@ def test_a_server_cannot_ask_to_wait_for_ever(asked, server, monkeypatch) -> Non
     assert hub.fetch([A])
     assert set(waits) == {601}  # the library adds a second
     # A name cannot leave the folder.
-    for file in [("../secret", "some/set"), ("a/../../secret", ""), ("a", "../.."), ("/etc/hosts", "")]:
+    for file in [
+        ("../secret", "some/set"),
+        ("a/../../secret", ""),
+        ("a", "../.."),
+        ("/etc/hosts", ""),
+        ("/etc/hosts", "some/set"),
+        ("a", "/etc"),
+    ]:
         with pytest.raises(HubError, match="outside of the data set's folder"):
             HubFile(*file)
