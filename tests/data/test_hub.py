@@ -82,7 +82,7 @@ def test_an_error_of_the_system_is_tried_once_more(server, monkeypatch) -> None:
     assert path.read_bytes() == server.files["a.bin"]
     failures += [OSError(errno.ENOSPC, "No space left on device")] * 2
     assert "No space left on device" in refusal(B)
-    assert not failures
+    assert len(failures) == 1  # more of it would not help
 
 
 def test_without_a_network_the_hub_is_asked_once(server, monkeypatch) -> None:
