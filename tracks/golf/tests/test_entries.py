@@ -76,9 +76,9 @@ def test_the_seed_has_the_rates_of_its_own_log() -> None:
 def test_rows_without_clips_fit_their_budget() -> None:
     """Nothing scales them: int8-row takes 0.87 to 0.94 bytes a parameter, with scales and header.
 
-    Of the tightest row the trained file is known. The code is the trunk's too, and the rest is all it may grow by.
+    Of the two tightest rows the trained file is known. The code is the trunk's too, and the rest is all it may grow by.
     """
-    trained = {("naive-narrow", "embedded"): 121_881}  # bytes, for 132,096 parameters
+    trained = {("naive-narrow", "embedded"): 121_881, ("naive-wide", "embedded"): 121_940}  # bytes
     code = golf.code_bytes()
     plain = [row for row, flags in golf.ENTRIES.items() if flags["--plan"] == "int8-row"]
     assert len(plain) == 3 * len(golf.BASELINES) + 1
