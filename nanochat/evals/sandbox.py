@@ -198,7 +198,7 @@ def _output() -> IO[bytes]:
 
 # Reads the word, runs the program, and prints the word if the program has come to its last line.
 LAUNCHER = """
-def run():
+def run() -> None:
     import runpy
     word = input()
     runpy.run_path("program.py", run_name="__main__")
@@ -207,7 +207,7 @@ run()
 """
 # Calls the answer's function for the judge: a call and a reply are a line each.
 ANSWER = """
-def serve():
+def serve() -> None:
     import runpy
     input()  # the word: the answer finds an empty input
     data = {"__name__": "plain_data"}
@@ -226,7 +226,7 @@ serve()
 """
 # Gives the tests a function that asks the other side.
 JUDGE = """
-def make_candidate():
+def make_candidate() -> object:
     import builtins
     data = {"__name__": "plain_data"}
     exec(DATA, data)
@@ -234,7 +234,7 @@ def make_candidate():
     # They end loops without a word: an answer that raises them would leave out the tests in a map.
     SILENT = StopIteration, StopAsyncIteration
 
-    def candidate(*args, **options):
+    def candidate(*args: object, **options: object) -> object:
         try:
             call = data["dumps"]((args, options))
         except data["NotPlain"]:

@@ -24,7 +24,7 @@ CLOSING = "Put the whole program between ```python and ```."
 # Runs an answer with an input; only its stdout shows. It may end by sys.exit too, and what threads and
 # exit handlers print counts. The contests' sites make these imports, and programs rely on them.
 RUN = """
-def run(source, given):
+def run(source: str, given: str) -> None:
     import atexit, os, runpy, sys, threading
 
     for name, text in (("input.txt", given), ("answer.py", IMPORTS + source)):

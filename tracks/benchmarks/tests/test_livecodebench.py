@@ -17,7 +17,7 @@ from tracks.benchmarks.livecodebench import comparable, decimals, read_tests
 ADD = "a, b = map(int, input().split())\nprint(a + b)"
 
 
-def pickled(tests: list[dict], protocol: int = 4):
+def pickled(tests: list[dict], protocol: int = 4) -> bytes:
     """The bytes of pickle.dumps(json.dumps(tests)), which this project does not import."""
     text = json.dumps(tests).encode()
     data = b"X" + len(text).to_bytes(4, "little") + text
@@ -26,11 +26,11 @@ def pickled(tests: list[dict], protocol: int = 4):
     return b"\x80\x04\x95" + (len(data) + 2).to_bytes(8, "little") + data + b"\x94."
 
 
-def packed(data: bytes):
+def packed(data: bytes) -> str:
     return base64.b64encode(zlib.compress(data)).decode()
 
 
-def problem(number: int, function: str = ""):
+def problem(number: int, function: str = "") -> dict[str, str]:
     """A row in the layout of the hub: sums of two numbers, read from a line or given to a function."""
     kind, blank = ("functional", "\n") if function else ("stdin", " ")
     tests = [{"input": f"{number}{blank}{b}", "output": str(number + b), "testtype": kind} for b in (1, -5)]
