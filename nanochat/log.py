@@ -47,13 +47,18 @@ def print_line(*values: Any, sep: str = " ", file: TextIO | None = None) -> None
 
 
 def print_raw(text: str, file: TextIO) -> None:
-    """Print text as it is. A terminal that has closed fails every write: from then on, the text goes nowhere."""
+    """Print text as it is.
+
+    A terminal that has closed fails every write, and so does a pipe that nobody reads any more, as with `| tee` in such
+    a terminal. A run goes on, and its text goes nowhere from then on.
+    """
     try:
         print(end=text, file=file, flush=True)  # in one piece: lines from threads and ranks must not mix
     except OSError as error:
-        if error.errno != errno.EIO:
+        if error.errno not in (errno.EIO, errno.EPIPE):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), file.fileno())
 
 
 def print0(*values: Any, sep: str = " ", file: TextIO | None = None) -> None:

@@ -1,13 +1,16 @@
 """Join the ranks of a run, and watch them: when one fails or dies, the others say why and end."""
 
+import json
 import os
 import re
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -20,8 +23,8 @@ from nanochat.log import print_line
 Value = TypeVar("Value")
 
 BEAT_SECONDS = 2.0
-SILENT_BEATS = 20  # a rank that misses so many is lost: it was stopped or killed, or its machine is gone
-# The same where a rank's connection to another one has broken: that is a second sign.
+SILENT_BEATS = 20  # a rank that misses so many is lost: it was killed, or its machine is gone
+# The same with a second sign: a connection to it has broken, or its process is on this machine, and stopped.
 SUSPECT_BEATS = 4
 LEAVING_BEATS = 4  # a rank that fails waits so long for the others to read why
 STORE_TRIES = 3  # the machine that holds the store may be busy for longer than a call waits
@@ -40,6 +43,7 @@ class Watch:
         self._store = store.clone()
         self._store.set_timeout(timedelta(seconds=10))
         self._beats = [f"beat {other}" for other in range(world_size)]
+        self._processes = [f"process {other}" for other in range(world_size)]
         self._ended = threading.Event()
         self._failing = threading.Event()
         # In a thread, so that a rank may evaluate or compile for as long as it needs.
@@ -58,6 +62,7 @@ class Watch:
         text, code = last_words(error)
         if text:
             print_line(text.rstrip("\n"), file=sys.stderr)
+            _tell_torchrun(text.rstrip("\n"))
         reason = text.strip().rpartition("\n")[2].removeprefix("error: ") or f"exit code {code}"
         try:
             # A broken connection is often the work of a rank that has died; the heartbeat tells which.
@@ -100,6 +105,7 @@ class Watch:
         if self._ended.wait(BEAT_SECONDS) or self._failing.is_set():
             return
         print_line(f"error: {sentence}", file=sys.stderr)
+        _tell_torchrun(f"error: {sentence}")
         with suppress(RuntimeError):
             self._ask(lambda: self._store.add("ending", 1))
         _leave(code)  # the main thread may wait in a collective for ever
@@ -108,8 +114,10 @@ class Watch:
         """Beat until another rank has failed or is lost; return the exit code and the sentence for it."""
         for other, key in enumerate(self._beats):
             self._store.compare_set(key, "", f"1 rank {other} has not started")  # nothing once that rank has written
-        for key in ("failed", "broken"):
+        for key in ("failed", "broken", *self._processes):
             self._store.compare_set(key, "", NOBODY)
+        own = os.getpid()
+        self._store.set(self._processes[self._rank], f"{own} {_read_process(own)[1]} {os.uname().nodename}")
         missed: dict[bytes, int] = {}  # beat -> checks that have found it
         checks_broken = 0  # checks since a connection has broken
         count = 1
@@ -127,10 +135,42 @@ class Watch:
             is_broken = broken != NOBODY.encode()
             if missed[lost] > (SUSPECT_BEATS if is_broken else SILENT_BEATS):
                 return 1, _read_message(lost)[1]
+            if missed[lost] > SUSPECT_BEATS and (stopped := self._stopped_process(beats.index(lost))):
+                sentence = f"{_read_message(lost)[1]}: its process was stopped"
+                self._post("failed", f"1 {sentence}")
+                with suppress(OSError):
+                    os.kill(stopped, signal.SIGCONT)  # it reads why, and ends too; torchrun would wait for it
+                return 1, sentence
             checks_broken += is_broken
             if checks_broken > SUSPECT_BEATS + 1:  # and nobody is silent
                 return _read_message(broken)
         return 0, ""
+
+    def _stopped_process(self, rank: int) -> int:
+        """Return a rank's process if it is on this machine, and stopped as by SIGSTOP; else 0."""
+        written = self._ask(lambda: self._store.get(self._processes[rank])).decode()
+        if written == NOBODY:
+            return 0
+        number, begun, node = written.split(" ", 2)
+        # Another container may have another process of that number.
+        is_it = node == os.uname().nodename and _read_process(int(number)) == ("T", begun)
+        return int(number) if is_it else 0
+
+
+def _read_process(number: int) -> tuple[str, str]:
+    """Return the state of a process, as a letter, and when it began; Linux only, else no state."""
+    try:
+        fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "", "-"
+    return fields[0], fields[19]
+
+
+def _tell_torchrun(text: str) -> None:
+    """Let torchrun's own last lines, which name the rank that ended first, have the reason."""
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        with suppress(OSError):  # it only repeats what is printed
+            Path(path).write_text(json.dumps({"message": text, "timestamp": int(time.time())}), encoding="utf-8")
 
 
 def _read_message(message: bytes) -> tuple[int, str]:

@@ -30,6 +30,12 @@ def quick() -> None:
     watch.BEAT_SECONDS = 0.2
 
 
+def patient() -> None:
+    """Silence without a second sign does not count within the time of a test."""
+    quick()
+    watch.SILENT_BEATS = 10_000
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, 0], ids=["killed", "stopped", "store"])
 def test_a_rank_that_dies_or_stops_ends_the_others_which_name_it(base, number) -> None:
     tag = f"lost-{number:d}"
@@ -105,6 +111,19 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the state of a process is in /proc")
+def test_a_rank_that_is_stopped_is_named_soon_and_ends(base) -> None:
+    """Long before silence alone would count; it goes on, so that nobody waits for it, and says why too."""
+    tag = "stopped-here"
+    job = base.start(tag, "--num-iterations=100000", "--eval-every=-1", "--save-every=-1", ranks=4, before=patient)
+    base.wait_for(tag, 2)
+    job.signal(signal.SIGSTOP, rank=1)
+    assert job.codes(60) == [1] * 4
+    for rank in range(4):
+        [line] = [line for line in job.err(rank).splitlines() if "error: " in line]
+        assert re.fullmatch(r"error: rank 1 on \S+ has not answered since .*: its process was stopped", line)
+
+
 def run_program(text: str) -> None:
     quick()
     exec(text, {"__name__": "__main__"})
@@ -140,6 +159,7 @@ def test_under_torchrun_all_logs_have_the_reason(tmp_path) -> None:
         timeout=120,
     )
     assert done.returncode
+    assert "CUDA out of memory with one row" in done.stderr[-1200:]  # torchrun's own last lines
     for rank in (0, 1):
         [log] = (tmp_path / "logs").rglob(f"{rank}/stderr.log")
         assert "CUDA out of memory with one row" in log.read_text(encoding="utf-8").splitlines()[-1]
