@@ -1,7 +1,9 @@
 """Printed lines, progress on a terminal and in a file, text tables, and the metric log with its mirror."""
 
 import json
+import os
 import sqlite3
+import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -9,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
+from terminals import start_in_terminal
 
 from nanochat import log as under_test
 from nanochat.log import MetricLog, Progress, duration, metric_curve, print0, read_metrics
@@ -28,6 +31,30 @@ def test_only_rank_0_prints(monkeypatch, capsys, tmp_path) -> None:
     # Control characters are shown and not obeyed.
     print0("a\x1b[31mb\tc\x07\x9b\x7f\nd")
     assert capsys.readouterr().out == "a�[31mb\tc���\nd\n"
+
+
+PRINTS = """
+import sys, time
+from pathlib import Path
+from nanochat.log import print0
+print0("ready")
+time.sleep(1)
+for stream in (sys.stdout, sys.stderr):
+    print0("a line", file=stream)
+    print0("a second line", file=stream)
+Path(sys.argv[1]).write_text("saved")
+"""
+
+
+def test_a_run_outlives_its_terminal_and_the_pipe_that_it_prints_into(tmp_path) -> None:
+    command = [sys.executable, "-c", PRINTS, str(tmp_path / "terminal")]
+    assert start_in_terminal(command, "nohup", ROOT, dict(os.environ), "ready").wait(60) == 0
+    assert (tmp_path / "terminal").read_text() == "saved"
+    piped = subprocess.Popen([*command[:-1], str(tmp_path / "pipe")], cwd=ROOT, stdout=subprocess.PIPE)
+    assert piped.stdout.readline() == b"ready\n"
+    piped.stdout.close()
+    assert piped.wait(60) == 0
+    assert (tmp_path / "pipe").read_text() == "saved"
 
 
 def test_a_full_disk_is_named_with_what_is_needed(tmp_path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from bad_hub import BadHub
 from conftest import ROOT
 from pages import OF_TRUNK, shown
+from terminals import start_in_terminal
 
 from nanochat.data.corpus import CORPORA
 from nanochat.paths import hold_folder, write_text
@@ -135,6 +136,15 @@ def test_a_stage_that_has_failed_gets_no_signal(speedrun, base) -> None:
     assert "another process runs in" in text
     assert steps_with(text, "done") == ["tok_train", "tok_eval"]
     assert "a signal" not in text
+
+
+def test_the_main_job_outlives_its_terminal_or_saves(speedrun, base) -> None:
+    command = [*speedrun.command, *SHORT]
+    hung_up = start_in_terminal([*speedrun.command, *LONG], "hung up", ROOT, speedrun.env, "\nstep 00000")
+    assert hung_up.wait(120) == 128 + signal.SIGHUP
+    assert list((base / "base_train/default").glob("step_*/manifest.json"))
+    assert start_in_terminal(command, "nohup", ROOT, speedrun.env, "== base_train: python").wait(240) == 0
+    assert (base / "base_loss/default/outcome.json").exists()
 
 
 def test_text_of_the_hub_comes_beside_the_tokenizer(speedrun, base, tmp_path) -> None:

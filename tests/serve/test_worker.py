@@ -5,6 +5,7 @@ import json
 import os
 import re
 import resource
+import socket
 import subprocess
 import sys
 import time
@@ -14,9 +15,11 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 from conftest import ROOT
 from engines import NEVER, TOKENIZER, collected, model_of
+from terminals import start_in_terminal
 
 from bench.served import serving, write_model
 from nanochat.engine import Engine, Request, samples_of
@@ -225,6 +228,24 @@ run_script(main)
 """
 
 
+FAILS_ONCE = """
+from nanochat.engine import Engine
+from nanochat.config import run_script
+from scripts.chat_web import main
+
+step, failed = Engine.step, []
+
+def fails_once(engine):
+    if not failed:
+        failed.append(True)
+        raise ZeroDivisionError
+    step(engine)
+
+Engine.step = fails_once
+run_script(main)
+"""
+
+
 def test_a_server_whose_engine_cannot_start_ends_with_status_1(twin) -> None:
     flags = ("--source=sft", "--tag=mine", "--port=0", "--device-type=cpu", "--dtype=fp32")
     env = os.environ | {"NANOCHAT_BASE_DIR": str(twin.base), "PYTHONPATH": str(ROOT)}
@@ -233,6 +254,21 @@ def test_a_server_whose_engine_cannot_start_ends_with_status_1(twin) -> None:
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stderr
+
+
+def test_a_server_outlives_its_terminal(twin) -> None:
+    """An engine that fails prints: that must not be its end, nor the server's."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    flags = ("--source=sft", "--tag=mine", f"--port={port}", "--device-type=cpu", "--dtype=fp32")
+    env = os.environ | {"NANOCHAT_BASE_DIR": str(twin.base), "PYTHONPATH": str(ROOT)}
+    (twin.base / "failing.py").write_text(FAILS_ONCE)
+    process = start_in_terminal([sys.executable, twin.base / "failing.py", *flags], "nohup", ROOT, env, "server: http")
+    asked = {"prompt": "The dog", "max_tokens": 5}
+    statuses = [httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=asked, timeout=60) for _ in range(2)]
+    assert [answer.status_code for answer in statuses] == [503, 200]
+    process.terminate()
+    assert process.wait(60) == 0
 
 
 # ---- a server that runs out of memory ----

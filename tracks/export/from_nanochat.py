@@ -49,6 +49,9 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str,
             for theirs, ours in NAMES.items():
                 name = name.replace(theirs, ours)
             weights[name.removeprefix("_orig_mod.")] = tensor.detach()  # an error for anything but a tensor
+            # A view may name one number a million times: as weights it would take a million times its file.
+            if tensor.untyped_storage().nbytes() < tensor.nbytes:
+                raise ValueError(f"{name} has fewer numbers than its shape")
     except Exception as error:  # a damaged archive, or one of other values, raises errors of many types
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UserError(f"{path} holds no weights that can be read: {reason}") from None
@@ -71,7 +74,7 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str,
     except (KeyError, RuntimeError):
         raise UserError(f"{path} has neither known layout, October 2025 or since March 2026") from None
     for name, tensor in weights.items():
-        weights[name] = tensor.float()  # after the comparison: a view may name one number a million times
+        weights[name] = tensor.float()
         if name.endswith((".q.weight", ".k.weight")):
             # The public model rotates by minus the position.
             weights[name] = swap_halves(weights[name], config.head_dim)

@@ -85,6 +85,18 @@ def test_sizes_that_the_file_does_not_have(name, size, tmp_path) -> None:
         read_checkpoint(path)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_tensor_that_names_one_number_often_is_refused(dtype, tmp_path) -> None:
+    """A file of kilobytes would become weights of terabytes."""
+    path = leave(tmp_path, october())
+    weights = torch.load(path)
+    name = next(name for name in weights if name.endswith("lm_head.weight"))
+    weights[name] = torch.ones(1, dtype=dtype).expand(weights[name].shape)
+    torch.save(weights, path)
+    with pytest.raises(ValueError, match=r"holds no weights that can be read: head.weight has fewer numbers"):
+        read_checkpoint(path)
+
+
 class Harmful:
     """A pickle that runs a program when it is loaded."""
 
