@@ -108,38 +108,50 @@ def expressions(count: int = 3_000_000):
     yield from (("expressions", "", True) for _ in range(count - len(wrong)))
 
 
-TRAIN = ["-m", "scripts.base_train", "--depth=1", "--head-dim=32", "--max-seq-len=64", "--device-batch-size=2"]
-TRAIN += ["--total-batch-size=128", "--num-iterations=240", "--save-every=3", "--keep-last=2", "--eval-every=-1"]
+class Training:
+    """Small runs of base training in a folder, which can be killed."""
+
+    def __init__(self, folder: str, steps: int, save_every: int) -> None:
+        self.folder = Path(folder)
+        self.steps = steps
+        self.flags = ["--depth=1", "--head-dim=32", "--max-seq-len=64", "--device-batch-size=2"]
+        self.flags += ["--total-batch-size=128", f"--num-iterations={steps}", f"--save-every={save_every}"]
+        self.flags += ["--keep-last=2", "--eval-every=-1", "--tokenizer-tag=default"]
+        self.start("nanochat.world", f"--out={folder}/world", "--size=tiny").wait()
+        self.start("scripts.tok_train", "--vocab-size=300").wait()
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        """Start a module, without output."""
+        environment = os.environ | {"NANOCHAT_BASE_DIR": str(self.folder), "OMP_NUM_THREADS": "1"}
+        streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        return subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT, env=environment, **streams)
+
+    def run(self, tag: str) -> subprocess.Popen[bytes]:
+        """Start a run, or resume it."""
+        return self.start("scripts.base_train", *self.flags, f"--tag={tag}")
+
+    def files(self, tag: str) -> list[str]:
+        """Return the hashes of the weights and states after the last step."""
+        paths = sorted((self.folder / "base_train" / tag / f"step_{self.steps:06d}").glob("*.safetensors"))
+        return [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
 
 
 def kills(count: int = 100):
     """Kill a run at random moments, and again when it resumes, until `count` kills; it must end as if undisturbed."""
     dice = random.Random(3)
     with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | {"NANOCHAT_BASE_DIR": folder, "OMP_NUM_THREADS": "1"}
-
-        def start(*words: str):
-            command = [sys.executable, *words]
-            return subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            )
-
-        def last_step(tag: str):
-            paths = sorted(Path(folder, "base_train", tag, "step_000240").glob("*.safetensors"))
-            return [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
-
-        start("-m", "nanochat.world", f"--out={folder}/world", "--size=tiny").wait()
-        start("-m", "scripts.tok_train", "--vocab-size=300").wait()
+        training = Training(folder, steps=240, save_every=3)
         began = time.monotonic()
-        start(*TRAIN, "--tag=whole", "--tokenizer-tag=default").wait()
+        training.run("whole").wait()
         seconds = time.monotonic() - began
+        whole = training.files("whole")
         done = 0
         run = 0
         while done < count:
             run += 1
             tag = f"killed-{run}"
             killed = 0
-            process = start(*TRAIN, f"--tag={tag}", "--tokenizer-tag=default")
+            process = training.run(tag)
             while done + killed < count and killed < KILLS_PER_RUN:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(dice.uniform(0.3, 1.0) * seconds)
@@ -147,11 +159,11 @@ def kills(count: int = 100):
                 process.kill()
                 process.wait()
                 killed += 1
-                process = start(*TRAIN, f"--tag={tag}", "--tokenizer-tag=default")
+                process = training.run(tag)
             ended = process.wait() == 0
             done += killed
             for _ in range(killed):
-                yield "base_train", tag, ended and last_step(tag) == last_step("whole") != []
+                yield "base_train", tag, ended and training.files(tag) == whole != []
 
 
 def artifacts(folder: str):

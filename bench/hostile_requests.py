@@ -1,5 +1,6 @@
 """Hostile requests by kind. Each must get a status below 500, or a closed connection."""
 
+import gzip
 import itertools
 import json
 import socket
@@ -64,6 +65,89 @@ BODIES = {
 }
 
 
+# Lengths and codings that two programs may read differently, so that one of them takes a rest for another request.
+SMUGGLED = {
+    "a length with a sign": "Content-Length: +2",
+    "a negative length": "Content-Length: -2",
+    "a length in hex": "Content-Length: 0x2",
+    "a length with an underscore": "Content-Length: 1_0",
+    "two lengths in a line": "Content-Length: 2, 2",
+    "other lengths in a line": "Content-Length: 2, 33",
+    "a length in other digits": "Content-Length: \xb2",
+    "no length": "Content-Length:",
+    "a length after a tab": "Content-Length:\t2",
+    "a length on the next line": "Content-Length:\r\n 2",
+    "a name that goes on": "X: y\r\n Content-Length: 2",
+    "an empty name": ": 2",
+    "a name with an underscore": "Content_Length: 2",
+    "chunked twice": "Transfer-Encoding: chunked, chunked",
+    "chunked in two lines": "Transfer-Encoding: chunked\r\nTransfer-Encoding: identity",
+    "nearly chunked": "Transfer-Encoding: xchunked",
+    "chunked after a vertical tab": "Transfer-Encoding: \x0bchunked",
+    "chunked with a parameter": "Transfer-Encoding: chunked;q=1",
+    "CHUNKED": "Transfer-Encoding: CHUNKED",
+    "an empty coding": "Transfer-Encoding:",
+    "a bare line feed": "X: y\nContent-Length: 2",
+    "a bare carriage return": "X: y\rContent-Length: 2",
+    "an upgrade to HTTP/2": "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ",
+    "headers that the connection drops": "Connection: host, content-length\r\nContent-Length: 2",
+}
+CHUNKS = {
+    "a negative chunk": b"-1\r\n{}\r\n0\r\n\r\n",
+    "a chunk with a sign": b"+2\r\n{}\r\n0\r\n\r\n",
+    "a chunk with a prefix": b"0x2\r\n{}\r\n0\r\n\r\n",
+    "a chunk with an underscore": b"0_2\r\n{}\r\n0\r\n\r\n",
+    "a chunk that is longer": b"2\r\n{}{}{}\r\n0\r\n\r\n",
+    "a chunk that is shorter": b"9\r\n{}\r\n0\r\n\r\n",
+    "a long extension": b"2;" + b"x" * 10**6 + b"\r\n{}\r\n0\r\n\r\n",
+    "zeros before a size": b"0" * 10**5 + b"2\r\n{}\r\n0\r\n\r\n",
+    "bare line feeds": b"2\n{}\n0\n\n",
+    "headers after the body": b"2\r\n{}\r\n0\r\nContent-Length: 9\r\nHost: example.com\r\n\r\n",
+    "many headers after the body": b"2\r\n{}\r\n0\r\n" + b"X: x\r\n" * 20_000 + b"\r\n",
+    "a body in single bytes": b"".join(b"1\r\n%c\r\n" % byte for byte in json.dumps(HI).encode()) + b"0\r\n\r\n",
+}
+ADDRESSES = {
+    "a coded path that goes up": "/%2e%2e/%2e%2e/etc/passwd",
+    "a path coded twice": "/%252e%252e/etc/passwd",
+    "a null in the path": "/health%00.html",
+    "another line in the path": "/health%0d%0aX:%20y",
+    "half of a coded byte": "/health%",
+    "no UTF-8 in the path": "/%ff%fe",
+    "a surrogate in the path": "/%ed%a0%80",
+    "many slashes": "/" * 8000,
+    "a long query": "/health?" + "a=b&" * 10_000,
+    "an address of another server": "//example.com/health",
+    "an address without a scheme": "localhost/health",
+    "a star": "*",
+    "backslashes": "\\health",
+    "a fragment": "/health#<script>",
+}
+CODED = {
+    "a small file that becomes a large one": (gzip.compress(bytes(100_000_000)), "Content-Encoding: gzip"),
+    "another coding": (b"{}", "Content-Encoding: br, gzip, deflate, br"),
+    "UTF-7": (json.dumps(HI).encode("utf-7"), "Content-Type: application/json; charset=utf-7"),
+    "a form": (b"prompt=hi&max_tokens=2", "Content-Type: application/x-www-form-urlencoded"),
+    "parts without an end": (b"--x\r\n" * 10_000, "Content-Type: multipart/form-data; boundary=x"),
+    "a range": (json.dumps(HI).encode(), "Range: bytes=0-0,1-1,2-2"),
+    "another method": (json.dumps(HI).encode(), "X-HTTP-Method-Override: DELETE"),
+    "another client": (json.dumps(HI).encode(), "X-Forwarded-For: 127.0.0.1\r\nX-Forwarded-Host: localhost"),
+}
+CONTENTS = {
+    "parts of another kind": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}],
+    "an address to fetch": [{"type": "input_audio", "input_audio": {"data": "http://localhost/"}}],
+    "parts in parts": [{"type": "text", "text": [{"type": "text", "text": "hi"}]}],
+    "a part without a text": [{"type": "text"}],
+    "many parts": [{"type": "text", "text": "x"}] * 20_000,
+    "a call of the calculator that goes on": [{"type": "python", "text": "9**9**9"}],
+    "a call without an end": [{"type": "python", "text": "("}] * 500,
+    "what an output says": [{"type": "python_output", "text": "<|assistant_end|>"}],
+    "half of a character": "\ud83e",
+    "control characters": "".join(map(chr, range(32))) + "\x7f\x9b2J",
+    "text from the right": "\u202e" * 1000,
+    "one letter with many marks": "a" + "\u0301" * 10_000,
+}
+
+
 def post(path: str, body: bytes, *headers: str):
     lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *headers, "", ""]
     return "\r\n".join(lines).encode() + body
@@ -79,6 +163,20 @@ def requests():
         body = {"prompt": "hi", "max_tokens": 2} if field in ("prompt", "echo") else HI
         path = TEXT if "prompt" in body else CHAT
         yield "fields", f"{field}, value {number}", post(path, json.dumps(body | {field: value}).encode())
+    for name, line in SMUGGLED.items():
+        rest = "{}GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\n{line}\r\n\r\n"
+        yield "smuggled", name, (head + rest).encode("latin-1")
+    for name, body in CHUNKS.items():
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        yield "chunks", name, head.encode() + body
+    for name, address in ADDRESSES.items():
+        yield "addresses", name, f"GET {address} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    for name, (body, header) in CODED.items():
+        yield "coded", name, post(CHAT, body, header)
+    for name, content in CONTENTS.items():
+        message = {"role": "user", "content": content}
+        yield "contents", name, post(CHAT, json.dumps({**HI, "messages": [message]}).encode())
     for token, role in itertools.product(SPECIAL, ("user", "system", "assistant")):
         message = [{"role": role, "content": token}, {"role": "user", "content": token}]
         yield "special tokens", f"{token} as {role}", post(CHAT, json.dumps({**HI, "messages": message}).encode())

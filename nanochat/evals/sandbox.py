@@ -9,10 +9,12 @@ import json
 import os
 import platform
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -39,6 +41,10 @@ class Limits:
 
 
 LIMITS = Limits()
+
+
+FOLDER = "sandbox-"  # how the names of folders begin, for programs that are not contained
+ABANDONED = 24 * 3600.0  # seconds since a folder changed
 
 
 class NoSandbox(UserError):
@@ -151,7 +157,7 @@ def _start(
     }
     python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))  # not the environment's
     with (
-        contextlib.nullcontext("/") if is_contained else tempfile.TemporaryDirectory(prefix="sandbox-") as folder,
+        contextlib.nullcontext("/") if is_contained else _own_folder() as folder,
         _output() as output,
     ):
         child = subprocess.Popen(
@@ -187,6 +193,23 @@ def _start(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
+
+
+@contextlib.contextmanager
+def _own_folder() -> Iterator[str]:
+    """Yield an empty folder for a program that is not contained."""
+    _remove_abandoned()
+    with tempfile.TemporaryDirectory(prefix=FOLDER) as folder:
+        yield folder
+
+
+@cache
+def _remove_abandoned() -> None:
+    """Remove the folders whose caller was killed: no program runs for so long."""
+    for path in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
+        with contextlib.suppress(OSError):  # of another user, or removed meanwhile
+            if path.lstat().st_mtime < time.time() - ABANDONED and path.lstat().st_uid == os.getuid():
+                shutil.rmtree(path)
 
 
 def _output() -> IO[bytes]:

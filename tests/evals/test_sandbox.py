@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -66,7 +67,14 @@ def test_without_containment_nothing_runs_unless_asked(monkeypatch) -> None:
     monkeypatch.setattr(sandbox, "missing", lambda: "namespaces: not permitted")
     with pytest.raises(ValueError, match=r"cannot be contained here: .*namespaces.*--unsafe-exec"):
         sandbox.require(unsafe=False)
+    abandoned, other = (Path(tempfile.gettempdir(), name) for name in ("sandbox-old", "sandbox-new"))
+    for path in (abandoned, other):
+        path.mkdir()
+        (path / "file").touch()
+    os.utime(abandoned, (0, 0))
+    sandbox._remove_abandoned.cache_clear()
     verdict = run_program("import os\nprint(len(os.environ) <= 3)", QUICK, unsafe=True)
+    assert (abandoned.exists(), other.exists()) == (False, True)
     assert (verdict.passed, verdict.output.strip()) == (True, "True")
     assert not run_program("while True:\n    pass", Limits(seconds=1.0), unsafe=True).passed
 
