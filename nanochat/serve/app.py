@@ -46,6 +46,10 @@ from nanochat.settings import ModelChoice
 
 BODY_BYTES = 1 << 20  # limit for the body of a request
 BODY_SECONDS = 30.0  # limit for a client to send it
+HEAD_BYTES = (
+    16 << 10
+)  # limit for the headers of a request: many of them take long to read, and nobody is served meanwhile
+PIECE = 8 << 10  # bytes that a connection reads at once: the limit counts between two pieces
 MAX_CONNECTIONS = 4096
 LAST_SECONDS = 3.0  # in which clients learn that no engine is left, before the server ends
 LOOPBACK = ("127.0.0.1", "::1", "localhost")  # addresses that only this machine can reach
@@ -284,6 +288,11 @@ class Protocol(H11Protocol):
             self.connections.discard(closing)
             closing.transport.abort()
 
+    def data_received(self, data: bytes) -> None:
+        for begin in range(0, len(data), PIECE):
+            if not self.transport.is_closing():  # after an answer that is the last one
+                super().data_received(data[begin : begin + PIECE])
+
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket; port 0: any free port. No other server gets the port while the model loads."""
@@ -329,6 +338,7 @@ def serve(bound: socket.socket, app: Starlette) -> None:
         app,
         headers=HEADERS,
         http=Protocol,
+        h11_max_incomplete_event_size=HEAD_BYTES,
         ws="none",
         backlog=64,  # connections that wait, and that asyncio accepts at once
         lifespan="on",  # an error at the start ends the server

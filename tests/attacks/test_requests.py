@@ -8,7 +8,7 @@ import pytest
 from conftest import FILES
 
 from bench.hostile_requests import CHAT, HI, requests, status_of
-from nanochat.serve.app import listen
+from nanochat.serve.app import HEAD_BYTES, listen
 
 
 def test_no_request_is_an_error_of_the_server(server) -> None:
@@ -55,6 +55,12 @@ def test_an_error_quotes_little(server) -> None:
     body = {"messages": [{"role": "x" * 900_000, "content": "hi"}]}
     answer = server.http.post(CHAT, json=body)
     assert (answer.status_code, len(answer.content) < 2000) == (400, True)
+
+
+@pytest.mark.parametrize("count", [1000, 20_000])
+def test_headers_without_end_are_refused_and_many_are_not(count, server) -> None:
+    head = "GET /health HTTP/1.1\r\nHost: localhost\r\n" + "X: x\r\n" * count + "\r\n"
+    assert status_of(server.address, head.encode()) == (200 if len(head) < HEAD_BYTES else 400)
 
 
 def test_silent_connections_keep_nobody_out(server) -> None:
