@@ -166,7 +166,9 @@ class Worker:
         self._is_stepping = False
         with suppress(AttributeError):  # the engine could not be made
             del self.engine
+        gc.unfreeze()  # else it would not look at what was here when the server started
         gc.collect()
+        gc.freeze()
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
 
