@@ -112,7 +112,7 @@ FILES = {
     "a file of another program": "import os\nassert len(os.listdir('/tmp')) > 1",
     "reading a disk": "import glob\nassert glob.glob('/dev/sd*') + glob.glob('/dev/vd*') + glob.glob('/dev/nvme*')",
 }
-# Functions of the C library. Those that exist, must fail.
+# Functions of the C library. Those that exist must fail; and a call by its number is refused, not only useless as it is.
 CALLS = """
     ptrace(0, 0, 0, 0) | unshare(0x10000000) | unshare(0x20000) | unshare(0x40000000) | setns(0, 0) | chroot(b'/tmp')
     mount(b'none', b'/tmp', b'tmpfs', 0, None) | umount2(b'/tmp', 2) | pivot_root(b'.', b'.') | swapon(b'/tmp/x', 0)
@@ -134,14 +134,19 @@ CALLS = """
     syscall(458, b'\\0' * 24, b'\\0' * 99, 9, 0) | syscall(459, 0, 0, 0, 0) | syscall(461, b'\\0' * 99, b'\\0' * 8, 0) | syscall(462, 0, 0, 0)
     ioctl(1, 0x40049409, 0) | ioctl(1, 0xC0045877, 0) | ioctl(0, 0x5412, b'x') | mknod(b'/tmp/p', 0o10600, 0) | syscall(0x40000000 + 39) | settimeofday(b'\\1' * 16, None) | vhangup() | quotactl(0, None, 0, None) | sched_setscheduler(0, 1, b'\\1\\0\\0\\0')
 """
+REFUSED = " or ctypes.get_errno() != 1"
 KERNEL = {
-    call.strip(): f"{C}assert c.{call.strip()} != -1" for call in CALLS.replace("\n", "|").split("|") if call.strip()
+    call.strip(): f"{C}assert c.{call.strip()} != -1" + (REFUSED if call.strip().startswith("syscall") else "")
+    for call in CALLS.replace("\n", "|").split("|")
+    if call.strip()
 }
 FAMILIES = "UNIX INET INET6 NETLINK PACKET BLUETOOTH VSOCK ALG CAN TIPC".split()
 OTHERS = {
     "the host's name": "import os, socket\nassert os.uname().nodename != 'sandbox'",
     "the host's files out of its cache": "import os\nf = os.open('/usr/bin/env', 0)\nos.posix_fadvise(f, 0, 0, 4)\nassert False",
     **{f"socket {name}": f"import socket\nsocket.socket(socket.AF_{name}, socket.SOCK_DGRAM)" for name in FAMILIES},
+    "a program's pages put out": "import mmap\nf = open('/usr/bin/env', 'rb')\nm = mmap.mmap(f.fileno(), 0, flags=2, prot=1)\nm.madvise(21)",
+    "a program's pages made cold": "import mmap\nf = open('/usr/bin/env', 'rb')\nm = mmap.mmap(f.fileno(), 0, flags=2, prot=1)\nm.madvise(20)",
     "a connection": "import urllib.request\nurllib.request.urlopen('http://127.0.0.1:1', timeout=1)",
     "signal to the first process": "import os\nos.kill(1, 9)\nassert False",
     "signals to all": "import os\nos.kill(-1, 9)\nassert False",

@@ -104,6 +104,7 @@ CHUNKS = {
     "bare line feeds": b"2\n{}\n0\n\n",
     "headers after the body": b"2\r\n{}\r\n0\r\nContent-Length: 9\r\nHost: example.com\r\n\r\n",
     "many headers after the body": b"2\r\n{}\r\n0\r\n" + b"X: x\r\n" * 20_000 + b"\r\n",
+    "a megabyte in single bytes": b"1\r\nx\r\n" * 2**20 + b"0\r\n\r\n",
     "a body in single bytes": b"".join(b"1\r\n%c\r\n" % byte for byte in json.dumps(HI).encode()) + b"0\r\n\r\n",
 }
 ADDRESSES = {

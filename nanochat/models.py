@@ -227,8 +227,7 @@ def _check_finite(parts: dict[str, torch.Tensor], checkpoint: Checkpoint, runtim
     parts: what this rank has of the weights.
     """
     parts = {name: part for name, part in parts.items() if part.numel()}
-    largest = torch._foreach_norm(list(parts.values()), math.inf)
-    bad = [name for name, value in zip(parts, largest, strict=True) if not math.isfinite(value)]
+    bad = [name for name, part in parts.items() if not torch.isfinite(part).all()]
     found = next(filter(None, runtime.all_gather(bad)), [])
     if not found:
         return

@@ -135,11 +135,14 @@ class Watch:
             is_broken = broken != NOBODY.encode()
             if missed[lost] > (SUSPECT_BEATS if is_broken else SILENT_BEATS):
                 return 1, _read_message(lost)[1]
-            if missed[lost] > SUSPECT_BEATS and (stopped := self._stopped_process(beats.index(lost))):
-                sentence = f"{_read_message(lost)[1]}: its process was stopped"
+            silent = [rank for rank, beat in enumerate(beats) if missed[beat] > SUSPECT_BEATS]
+            stopped = {rank: process for rank in silent if (process := self._stopped_process(rank))}
+            if stopped:
+                sentence = f"{_read_message(beats[min(stopped)])[1]}: its process was stopped"
                 self._post("failed", f"1 {sentence}")
-                with suppress(OSError):
-                    os.kill(stopped, signal.SIGCONT)  # it reads why, and ends too; torchrun would wait for it
+                for process in stopped.values():
+                    with suppress(OSError):
+                        os.kill(process, signal.SIGCONT)  # it reads why, and ends too; torchrun would wait for it
                 return 1, sentence
             checks_broken += is_broken
             if checks_broken > SUSPECT_BEATS + 1:  # and nobody is silent

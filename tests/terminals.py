@@ -4,12 +4,16 @@ import os
 import pty
 import select
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-# The terminal is the command's own: as it closes, the kernel sends SIGHUP, which `nohup` ignores.
-KINDS = {"hung up": 'exec "$@"', "nohup": 'trap "" HUP; exec "$@"'}
+import pytest
+
+NEEDS_SETSID = pytest.mark.skipif(sys.platform != "linux", reason="setsid --ctty")
+# The terminal is the command's own: as it closes, the kernel sends SIGHUP, which `nohup` ignores, as the tests may too.
+KINDS = {"hung up": 'exec env --default-signal=HUP "$@"', "nohup": 'trap "" HUP; exec "$@"'}
 
 
 def start_in_terminal(command: Sequence[str], kind: str, cwd: Path, env: dict[str, str], seen: str):
@@ -22,6 +26,9 @@ def start_in_terminal(command: Sequence[str], kind: str, cwd: Path, env: dict[st
     while seen.encode() not in text:
         assert time.monotonic() < end, text.decode()
         if select.select([ours], [], [], 1)[0]:
-            text += os.read(ours, 65536)
+            try:
+                text += os.read(ours, 65536)
+            except OSError as error:  # the command has ended
+                raise AssertionError(text.decode()) from error
     os.close(ours)
     return process

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
-from terminals import start_in_terminal
+from terminals import NEEDS_SETSID, start_in_terminal
 
 from nanochat import log as under_test
 from nanochat.log import MetricLog, Progress, duration, metric_curve, print0, read_metrics
@@ -46,6 +46,7 @@ Path(sys.argv[1]).write_text("saved")
 """
 
 
+@NEEDS_SETSID
 def test_a_run_outlives_its_terminal_and_the_pipe_that_it_prints_into(tmp_path) -> None:
     command = [sys.executable, "-c", PRINTS, str(tmp_path / "terminal")]
     assert start_in_terminal(command, "nohup", ROOT, dict(os.environ), "ready").wait(60) == 0

@@ -14,7 +14,7 @@ import pytest
 from bad_hub import BadHub
 from conftest import ROOT
 from pages import OF_TRUNK, shown
-from terminals import start_in_terminal
+from terminals import NEEDS_SETSID, start_in_terminal
 
 from nanochat.data.corpus import CORPORA
 from nanochat.paths import hold_folder, write_text
@@ -138,6 +138,7 @@ def test_a_stage_that_has_failed_gets_no_signal(speedrun, base) -> None:
     assert "a signal" not in text
 
 
+@NEEDS_SETSID
 def test_the_main_job_outlives_its_terminal_or_saves(speedrun, base) -> None:
     command = [*speedrun.command, *SHORT]
     hung_up = start_in_terminal([*speedrun.command, *LONG], "hung up", ROOT, speedrun.env, "\nstep 00000")

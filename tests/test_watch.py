@@ -112,16 +112,17 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the state of a process is in /proc")
-def test_a_rank_that_is_stopped_is_named_soon_and_ends(base) -> None:
+def test_ranks_that_are_stopped_end_soon_and_one_is_named(base) -> None:
     """Long before silence alone would count; it goes on, so that nobody waits for it, and says why too."""
     tag = "stopped-here"
     job = base.start(tag, "--num-iterations=100000", "--eval-every=-1", "--save-every=-1", ranks=4, before=patient)
     base.wait_for(tag, 2)
-    job.signal(signal.SIGSTOP, rank=1)
+    for rank in (1, 2):
+        job.signal(signal.SIGSTOP, rank=rank)
     assert job.codes(60) == [1] * 4
     for rank in range(4):
         [line] = [line for line in job.err(rank).splitlines() if "error: " in line]
-        assert re.fullmatch(r"error: rank 1 on \S+ has not answered since .*: its process was stopped", line)
+        assert re.fullmatch(r"error: rank [12] on \S+ has not answered since .*: its process was stopped", line)
 
 
 def run_program(text: str) -> None:

@@ -42,7 +42,7 @@ class HubFile:
     revision: str | None = None
 
     def __post_init__(self) -> None:
-        if {"..", "/"} & {*Path(self.path).parts, *Path(self.repo).parts}:
+        if any(Path(name).is_absolute() or ".." in Path(name).parts for name in (self.path, self.repo)):
             raise HubError(f"{self} would lie outside of the data set's folder")
 
     def __str__(self) -> str:

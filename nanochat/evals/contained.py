@@ -104,6 +104,9 @@ ANSWERED = {
 VALUES = {
     # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_GETLK, F_DUPFD_CLOEXEC, F_GETPIPE_SZ; no locks, leases or news.
     "fcntl": (1, [0, 1, 2, 3, 4, 5, 1030, 1032]),
+    # NORMAL to WILLNEED, DONTNEED, FREE, DONTFORK, DOFORK, HUGEPAGE, NOHUGEPAGE, DONTDUMP, DODUMP and guards of stacks;
+    # not PAGEOUT and COLD, which put files of the host out of its cache.
+    "madvise": (2, [0, 1, 2, 3, 4, 8, 10, 11, 14, 15, 16, 17, 102, 103]),
     # TCGETS, TIOCGPGRP, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX.
     "ioctl": (1, [0x5401, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451]),
 }

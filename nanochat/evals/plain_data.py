@@ -41,7 +41,7 @@ def dumps(value: Any) -> str:
 
 
 def loads(line: str | bytes) -> Any:
-    """Return the value of a line, of built-in types alone; ValueError or TypeError for anything but such a line."""
+    """Return the value of a line, of built-in types alone; an error of some type for anything but such a line."""
     return _read(json.loads(line))
 
 

@@ -43,7 +43,7 @@ class Limits:
 LIMITS = Limits()
 
 
-FOLDER = "sandbox-"  # how the names of folders begin, for programs that are not contained
+FOLDER = "nanochat-sandbox-"  # how the names of folders begin, for programs that are not contained
 ABANDONED = 24 * 3600.0  # seconds since a folder changed
 
 

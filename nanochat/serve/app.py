@@ -47,10 +47,9 @@ from nanochat.settings import ModelChoice
 
 BODY_BYTES = 1 << 20  # limit for the body of a request
 BODY_SECONDS = 30.0  # limit for a client to send it
-HEAD_BYTES = (
-    16 << 10
-)  # limit for the headers of a request: many of them take long to read, and nobody is served meanwhile
-PIECE = 8 << 10  # bytes that a connection reads at once: the limit counts between two pieces
+# Bytes of a connection that are read at once: many headers or chunks take long, and nobody else is served meanwhile.
+PIECE = 8 << 10
+HEAD_BYTES = 16 << 10  # headers of so many bytes are read, and of a piece more refused
 MAX_CONNECTIONS = 4096
 LAST_SECONDS = 3.0  # in which clients learn that no engine is left, before the server ends
 LOOPBACK = ("127.0.0.1", "::1", "localhost")  # addresses that only this machine can reach
@@ -106,7 +105,7 @@ class AccessMiddleware:
 class LengthMiddleware:
     """Refuses requests with two lengths: programs that read one by its other length take its rest for another request.
 
-    Outermost, as every answer but this one leaves the connection open.
+    Outermost, as the answers of the others leave the connection open.
     """
 
     app: ASGIApp
@@ -155,6 +154,7 @@ class Service:
         gc.freeze()  # what is here now stays: looking through it would keep everybody waiting, a tenth of a second
         ending = asyncio.create_task(self.end_without_engines(app))
         yield
+        gc.unfreeze()
         ending.cancel()
         for worker in self.workers:
             worker.stop()
@@ -276,11 +276,15 @@ def application(service: Service, host: str, key: str, hosts: Sequence[str], ori
 
 
 class Protocol(H11Protocol):
-    """uvicorn's protocol; a connection too many closes the oldest one without a request, perhaps itself."""
+    """uvicorn's protocol; a connection too many closes the oldest one without a request, perhaps itself.
+
+    transport: of asyncio's own loop, which `serve` asks for.
+    """
 
     limit = MAX_CONNECTIONS
 
     def connection_made(self, transport: asyncio.Transport) -> None:
+        transport.max_size = PIECE  # ty: ignore[missing-attribute]  # of asyncio's own transports
         super().connection_made(transport)
         self.opened = time.monotonic()
         if len(self.connections) > self.limit:
@@ -290,11 +294,6 @@ class Protocol(H11Protocol):
             closing = min(silent, key=lambda one: one.opened)
             self.connections.discard(closing)
             closing.transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        for begin in range(0, len(data), PIECE):
-            if not self.transport.is_closing():  # after an answer that is the last one
-                super().data_received(data[begin : begin + PIECE])
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -340,6 +339,7 @@ def serve(bound: socket.socket, app: Starlette) -> None:
     config = uvicorn.Config(
         app,
         headers=HEADERS,
+        loop="asyncio",
         http=Protocol,
         h11_max_incomplete_event_size=HEAD_BYTES,
         ws="none",

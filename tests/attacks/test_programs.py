@@ -83,7 +83,7 @@ def children():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_outlives_a_caller_that_is_killed(number) -> None:
     """Neither the helper nor the program, which would sleep for ten minutes."""
-    before, folders = children(), set(Path(tempfile.gettempdir()).glob("sandbox-*"))
+    before, folders = children(), set(Path(tempfile.gettempdir()).glob("nanochat-sandbox-*"))
     program = "import os, time\nos.fork()\ntime.sleep(600)"
     code = f"from nanochat.evals.sandbox import run_program\nrun_program({program!r})"
     caller = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
@@ -91,7 +91,7 @@ def test_nothing_outlives_a_caller_that_is_killed(number) -> None:
     caller.send_signal(number)
     caller.wait(10)
     until(lambda: not children() - before, "the end of all of them")
-    assert set(Path(tempfile.gettempdir()).glob("sandbox-*")) <= folders
+    assert set(Path(tempfile.gettempdir()).glob("nanochat-sandbox-*")) <= folders
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -162,6 +162,8 @@ def test_a_server_cannot_ask_to_wait_for_ever(asked, server, monkeypatch) -> Non
         ("/etc/hosts", ""),
         ("/etc/hosts", "some/set"),
         ("a", "/etc"),
+        ("//etc/hosts", ""),
+        ("a", "//etc"),
     ]:
         with pytest.raises(HubError, match="outside of the data set's folder"):
             HubFile(*file)

@@ -67,7 +67,7 @@ def test_without_containment_nothing_runs_unless_asked(monkeypatch) -> None:
     monkeypatch.setattr(sandbox, "missing", lambda: "namespaces: not permitted")
     with pytest.raises(ValueError, match=r"cannot be contained here: .*namespaces.*--unsafe-exec"):
         sandbox.require(unsafe=False)
-    abandoned, other = (Path(tempfile.gettempdir(), name) for name in ("sandbox-old", "sandbox-new"))
+    abandoned, other = (Path(tempfile.gettempdir(), name) for name in ("nanochat-sandbox-old", "nanochat-sandbox-new"))
     for path in (abandoned, other):
         path.mkdir()
         (path / "file").touch()

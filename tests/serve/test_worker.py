@@ -19,7 +19,7 @@ import httpx
 import pytest
 from conftest import ROOT
 from engines import NEVER, TOKENIZER, collected, model_of
-from terminals import start_in_terminal
+from terminals import NEEDS_SETSID, start_in_terminal
 
 from bench.served import serving, write_model
 from nanochat.engine import Engine, Request, samples_of
@@ -256,6 +256,7 @@ def test_a_server_whose_engine_cannot_start_ends_with_status_1(twin) -> None:
     assert "ZeroDivisionError" in done.stderr
 
 
+@NEEDS_SETSID
 def test_a_server_outlives_its_terminal(twin) -> None:
     """An engine that fails prints: that must not be its end, nor the server's."""
     with socket.create_server(("127.0.0.1", 0)) as free:

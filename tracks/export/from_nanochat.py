@@ -3,6 +3,7 @@
 Between the two the layout and the meaning of names changed from week to week: such checkpoints are refused.
 """
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +45,21 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str,
     """Return our config, our weights in fp32, and the training settings for fine-tuning to inherit."""
     meta = read_json(path.with_name(path.name.replace("model_", "meta_")).with_suffix(".json"))
     weights = {}
+    storages = {}  # place in memory -> bytes
     try:
+        if zipfile.is_zipfile(path):  # else it is of torch before 1.6
+            with zipfile.ZipFile(path) as archive:
+                if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                    raise ValueError("its parts are compressed, as torch never does")
         for name, tensor in torch.load(path, map_location="cpu", weights_only=True).items():
             for theirs, ours in NAMES.items():
                 name = name.replace(theirs, ours)
             weights[name.removeprefix("_orig_mod.")] = tensor.detach()  # an error for anything but a tensor
-            # A view may name one number a million times: as weights it would take a million times its file.
-            if tensor.untyped_storage().nbytes() < tensor.nbytes:
-                raise ValueError(f"{name} has fewer numbers than its shape")
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        # A view may name one number a million times, and so may many names: as weights they would take a million times
+        # the file.
+        if sum(tensor.nbytes for tensor in weights.values()) > sum(storages.values()):
+            raise ValueError("its tensors name the same numbers again and again")
     except Exception as error:  # a damaged archive, or one of other values, raises errors of many types
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UserError(f"{path} holds no weights that can be read: {reason}") from None

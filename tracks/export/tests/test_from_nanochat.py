@@ -1,5 +1,7 @@
 """Checkpoints of the public nanochat: October's model computes what `transformers` does; other layouts are refused."""
 
+import zipfile
+
 import pytest
 import torch
 from old_models import SHAPE, forward_of_october, leave, october, since_march
@@ -86,14 +88,31 @@ def test_sizes_that_the_file_does_not_have(name, size, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_tensor_that_names_one_number_often_is_refused(dtype, tmp_path) -> None:
+@pytest.mark.parametrize("names", [1, 100])
+def test_tensors_that_name_one_number_often_are_refused(names, dtype, tmp_path) -> None:
     """A file of kilobytes would become weights of terabytes."""
     path = leave(tmp_path, october())
     weights = torch.load(path)
     name = next(name for name in weights if name.endswith("lm_head.weight"))
-    weights[name] = torch.ones(1, dtype=dtype).expand(weights[name].shape)
+    if names == 1:
+        weights[name] = torch.ones(1, dtype=dtype).expand(weights[name].shape)
+    else:
+        whole = torch.ones(weights[name].shape, dtype=dtype)
+        weights |= {f"{name}{number}": whole for number in range(names)}
     torch.save(weights, path)
-    with pytest.raises(ValueError, match=r"holds no weights that can be read: _orig_mod.head.weight has fewer numbers"):
+    with pytest.raises(ValueError, match="holds no weights that can be read: its tensors name the same numbers again"):
+        read_checkpoint(path)
+
+
+def test_a_compressed_file_is_refused(tmp_path) -> None:
+    """A thousand times its size would be read before anything is compared."""
+    path = leave(tmp_path, october())
+    with zipfile.ZipFile(path) as old:
+        parts = {name: old.read(name) for name in old.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
+        for name, content in parts.items():
+            new.writestr(name, content)
+    with pytest.raises(ValueError, match="its parts are compressed"):
         read_checkpoint(path)
 
 
