@@ -68,6 +68,8 @@ def fetch(files: Sequence[HubFile], refused: str = "") -> list[Path]:
     }
     places = {file: path for file, path in found.items() if path is not None}
     failures: dict[str, list[str]] = {}  # reason -> files
+    if not all(reasons.values()):
+        _distrust_answers()
     with ThreadPoolExecutor(PARALLEL_DOWNLOADS) as pool:
         # All are tried: a file downloaded now is in the cache when the command is run again.
         downloads = {file: pool.submit(_download, file, reason) for file, reason in reasons.items()}
@@ -193,16 +195,15 @@ def _download(file: HubFile, refused: str) -> Path:
     from huggingface_hub.utils import disable_progress_bars
     from huggingface_hub.utils.sha import git_hash
 
-    _distrust_answers()
     if not sys.stderr.isatty():
         disable_progress_bars()  # eight at a time in a file are no lines; _show_progress prints some
     try:
         try:
             path = hf_hub_download(file.repo, file.path, repo_type="dataset", revision=file.revision)
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ESTALE, errno.EBADF):  # None: an answer of the hub
+            if error.errno not in (errno.ENOENT, errno.ESTALE):  # None: an answer of the hub
                 raise
-            # Of this system. Seen: a lock in the cache that another process was removing. What came is kept.
+            # Another process or machine cleans the cache. What came is kept.
             path = hf_hub_download(file.repo, file.path, repo_type="dataset", revision=file.revision)
     except errors.GatedRepoError:
         page = f"accept the conditions on huggingface.co/datasets/{file.repo}"
@@ -218,7 +219,10 @@ def _download(file: HubFile, refused: str) -> Path:
 
 @functools.lru_cache
 def _distrust_answers() -> None:
-    """Check the headers that huggingface_hub would obey: names for its files, and the time until a retry."""
+    """Check the headers that huggingface_hub would obey: names for its files, and the time until a retry.
+
+    Before threads begin: the library closes the connections that it has.
+    """
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils._http import default_client_factory
 

@@ -2,6 +2,8 @@
 
 import errno
 import hashlib
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -68,9 +70,24 @@ def test_downloaded_files_are_then_in_the_cache(server) -> None:
     assert server.requests == requests  # the hub was not asked again
 
 
+def test_the_library_gets_its_client_once(server, monkeypatch) -> None:
+    """Each time it closes the one that it has, and with it the connections of downloads: "Bad file descriptor"."""
+    hub._distrust_answers.cache_clear()
+    threads = []
+
+    def slow(factory):
+        threads.append(threading.current_thread())
+        time.sleep(0.2)
+
+    monkeypatch.setattr(huggingface_hub, "set_client_factory", slow)
+    assert len(hub.fetch([A, DEEP])) == 2
+    assert threads == [threading.main_thread()]
+    hub._distrust_answers.cache_clear()
+
+
 def test_an_error_of_the_system_is_tried_once_more(server, monkeypatch) -> None:
     download = huggingface_hub.hf_hub_download
-    failures = [OSError(errno.EBADF, "Bad file descriptor")]
+    failures = [OSError(errno.ESTALE, "Stale file handle")]
 
     def unlucky(*arguments, **options):
         if failures:
