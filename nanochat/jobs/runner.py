@@ -296,15 +296,21 @@ def execute(step: Step, log: Path, lock: int, stop: list[int], script: int, vari
     return 128 - status if status < 0 else status
 
 
+def core_share(runs: int) -> dict[str, str]:
+    """Return variables for each of several runs at the same time: more threads than cores would wait for each other."""
+    share = max((os.cpu_count() or 1) // runs, 1)
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(share)}
+
+
 def run_chains(job: Job, chains: Sequence[Chain], slots: Sequence[Mapping[str, str]]) -> int:
     """Run chains of a job's steps, and return the number of those that failed.
 
     A chain ends with the first step that fails, and the others continue. slots: environment variables for each of the
-    chains that run at the same time, such as the GPUs of each.
+    chains that run at the same time, such as the GPUs of each; each also gets its share of the cores.
     """
     free = SimpleQueue()
     for variables in slots:
-        free.put(variables)
+        free.put(core_share(len(slots)) | dict(variables))
     with hold_folder(job.folder) as lock, collect_signals(*stop_signals()) as stop:
         job.save()
 

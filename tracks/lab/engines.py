@@ -25,15 +25,12 @@ RETRIES = 3  # of a chain whose machine is lost
 
 def local(job: Job, chains: Chains, jobs: int, gpus: int) -> int:
     """Run chains on this machine, each on GPUs and CPU cores of its own."""
-    # More threads than cores would wait for each other.
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max((os.cpu_count() or 1) // jobs, 1))
     devices = gpu_names()
     if jobs * gpus > len(devices):
         raise UserError(f"--jobs={jobs} with --gpus={gpus} needs {jobs * gpus} GPUs, there are {len(devices)} here")
     # No GPU: the CPU alone.
     own = [",".join(devices[number * gpus : (number + 1) * gpus]) for number in range(jobs)]
-    slots = [{"OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": names} for names in own]
-    return run_chains(job, chains, slots)
+    return run_chains(job, chains, [{"CUDA_VISIBLE_DEVICES": names} for names in own])
 
 
 def on_ray(job: Job, chains: Chains, jobs: int, gpus: int) -> int:
