@@ -1,6 +1,7 @@
 """Engines in threads: events come back, admission, and clients that leave, and failures."""
 
 import asyncio
+import gc
 import json
 import os
 import re
@@ -19,6 +20,7 @@ import httpx
 import pytest
 from conftest import ROOT
 from engines import NEVER, TOKENIZER, collected, model_of
+from starlette.applications import Starlette
 from terminals import NEEDS_SETSID, start_in_terminal
 
 from bench.served import serving, write_model
@@ -208,6 +210,13 @@ async def test_other_engines_go_on_while_one_is_replaced_or_has_failed() -> None
         assert Asked(service, LONG).worker is second
         with pytest.raises(ApiError, match="there is room for 12"):
             Asked(service, replace(LONG, n=13))
+
+
+async def test_the_garbage_collector_leaves_out_what_is_there_from_the_start() -> None:
+    """Else all requests would wait for it now and then, a tenth of a second."""
+    async with Service(None, [], 8).lifespan(Starlette()):
+        assert gc.get_freeze_count() > 100_000
+    assert gc.get_freeze_count() == 0
 
 
 async def test_an_error_at_the_start_is_raised() -> None:
