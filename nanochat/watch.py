@@ -81,8 +81,19 @@ class Watch:
         """Write a message for all ranks, if no other rank has written one under that key."""
         self._ask(lambda: self._store.compare_set(key, NOBODY, message))
 
+    def _wake_stopped(self) -> None:
+        """Let ranks of this machine that were stopped go on, so that they read why the run ends, and end too.
+
+        torchrun would wait for them for minutes.
+        """
+        for rank in range(self._world_size):
+            if process := self._stopped_process(rank):
+                with suppress(OSError):  # it has ended meanwhile
+                    os.kill(process, signal.SIGCONT)
+
     def _wait_for_all(self) -> None:
         """Count this rank as ending, and wait until all are: rank 0 may hold the store, and torchrun ends the rest."""
+        self._wake_stopped()
         self._ask(lambda: self._store.add("ending", 1))
         end = time.monotonic() + BEAT_SECONDS * LEAVING_BEATS
         while time.monotonic() < end and self._ask(lambda: self._store.add("ending", 0)) < self._world_size:
@@ -107,6 +118,7 @@ class Watch:
         print_line(f"error: {sentence}", file=sys.stderr)
         _tell_torchrun(f"error: {sentence}")
         with suppress(RuntimeError):
+            self._wake_stopped()
             self._ask(lambda: self._store.add("ending", 1))
         _leave(code)  # the main thread may wait in a collective for ever
 
@@ -135,15 +147,11 @@ class Watch:
             is_broken = broken != NOBODY.encode()
             if missed[lost] > (SUSPECT_BEATS if is_broken else SILENT_BEATS):
                 return 1, _read_message(lost)[1]
-            silent = [rank for rank, beat in enumerate(beats) if missed[beat] > SUSPECT_BEATS]
-            stopped = {rank: process for rank in silent if (process := self._stopped_process(rank))}
-            if stopped:
-                sentence = f"{_read_message(beats[min(stopped)])[1]}: its process was stopped"
-                self._post("failed", f"1 {sentence}")
-                for process in stopped.values():
-                    with suppress(OSError):
-                        os.kill(process, signal.SIGCONT)  # it reads why, and ends too; torchrun would wait for it
-                return 1, sentence
+            for rank, beat in enumerate(beats):
+                if missed[beat] > SUSPECT_BEATS and self._stopped_process(rank):
+                    sentence = f"{_read_message(beat)[1]}: its process was stopped"
+                    self._post("failed", f"1 {sentence}")
+                    return 1, sentence
             checks_broken += is_broken
             if checks_broken > SUSPECT_BEATS + 1:  # and nobody is silent
                 return _read_message(broken)
