@@ -16,7 +16,9 @@ NEEDS_SETSID = pytest.mark.skipif(sys.platform != "linux", reason="setsid --ctty
 KINDS = {"hung up": 'exec env --default-signal=HUP "$@"', "nohup": 'trap "" HUP; exec "$@"'}
 
 
-def start_in_terminal(command: Sequence[str], kind: str, cwd: Path, env: dict[str, str], seen: str):
+def start_in_terminal(
+    command: Sequence[str], kind: str, cwd: Path, env: dict[str, str], seen: str
+) -> subprocess.Popen[bytes]:
     """Start a command in a terminal, and close that once the command has printed a text; returns the process."""
     ours, its = pty.openpty()
     words = ["setsid", "--ctty", "bash", "-c", KINDS[kind], "bash", *command]

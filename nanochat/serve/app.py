@@ -48,8 +48,8 @@ from nanochat.settings import ModelChoice
 BODY_BYTES = 1 << 20  # limit for the body of a request
 BODY_SECONDS = 30.0  # limit for a client to send it
 # Bytes of a connection that are read at once: many headers or chunks take long, and nobody else is served meanwhile.
-PIECE = 8 << 10
-HEAD_BYTES = 16 << 10  # headers of so many bytes are read, and of a piece more refused
+READ_BYTES = 8 << 10
+HEAD_BYTES = 16 << 10  # headers of so many bytes are read, and those of one more read refused
 MAX_CONNECTIONS = 4096
 LAST_SECONDS = 3.0  # in which clients learn that no engine is left, before the server ends
 LOOPBACK = ("127.0.0.1", "::1", "localhost")  # addresses that only this machine can reach
@@ -284,7 +284,7 @@ class Protocol(H11Protocol):
     limit = MAX_CONNECTIONS
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        transport.max_size = PIECE  # ty: ignore[missing-attribute]  # of asyncio's own transports
+        transport.max_size = READ_BYTES  # ty: ignore[missing-attribute]  # of asyncio's own transports
         super().connection_made(transport)
         self.opened = time.monotonic()
         if len(self.connections) > self.limit:

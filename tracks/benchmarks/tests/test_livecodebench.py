@@ -3,6 +3,7 @@
 import base64
 import json
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -47,8 +48,8 @@ def problem(number: int, function: str = "") -> dict[str, str]:
 
 
 @pytest.fixture
-def write_problems(tmp_path, monkeypatch):
-    def write(*files: list[dict]):
+def write_problems(tmp_path, monkeypatch) -> Callable[..., None]:
+    def write(*files: list[dict]) -> None:
         for path, rows in zip(TASKS[f"LiveCodeBench-v{len(files)}"].files(), files, strict=True):
             write_lines(tmp_path / "hub" / str(path), *rows)
 

@@ -10,7 +10,7 @@ from nanochat.gpt import GPT
 from tracks.export.from_nanochat import read_checkpoint
 
 
-def model_of(path):
+def model_of(path) -> GPT:
     config, weights, _ = read_checkpoint(path)
     model = GPT(config)
     model.load_state_dict(weights)
@@ -119,7 +119,7 @@ def test_a_compressed_file_is_refused(tmp_path) -> None:
 class Harmful:
     """A pickle that runs a program when it is loaded."""
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[object, ...]:
         return exec, ("raise SystemExit('a program has run')",)
 
 

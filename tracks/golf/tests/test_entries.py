@@ -1,6 +1,7 @@
 """Golf's tables, and the count of bytes."""
 
 import subprocess
+from collections.abc import Callable
 from typing import get_args
 
 import pytest
@@ -11,13 +12,13 @@ from nanochat.config import parse
 from nanochat.models import config_fields, new_model
 from nanochat.param_groups import build_groups
 from nanochat.quant import assign, matrices
-from nanochat.scaling import plan_run
+from nanochat.scaling import RunPlan, plan_run
 from tracks.golf import entries as golf
 from tracks.golf.entries import SCALES, ScaleName
 from tracks.golf.train import Config
 
 
-def flags_of(*words):
+def flags_of(*words) -> dict[str, str]:
     return golf.expand(dict(word.partition("=")[::2] for word in words))
 
 
@@ -55,7 +56,7 @@ def test_an_entry_is_tried_without_the_tricks_that_it_has() -> None:
     assert flags_of("--no-compile")["--no-compile"] == ""
 
 
-def run_of(entry, scale):
+def run_of(entry, scale) -> tuple[Config, RunPlan]:
     """Return the config of a row, and the plan of its run."""
     flags = flags_of(f"--scale={scale}", f"--entry={entry}")
     del flags["--plan"]
@@ -115,10 +116,10 @@ luck | name what to print at the end: one of baselines, vocabulary, data, plan, 
 
 
 @pytest.fixture
-def run_entries(quick: str):
+def run_entries(quick: str) -> Callable[..., subprocess.CompletedProcess[str]]:
     """A function that runs the command."""
 
-    def run(*words: str, code: int = 0):
+    def run(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         command = [quick, "-m", "tracks.golf.entries", *words]
         return checked(subprocess.run(command, cwd=ROOT, capture_output=True, text=True), code)
 
