@@ -130,11 +130,11 @@ def soak_training(minutes: float, between: float = MINUTE) -> dict[str, Any]:
     """Kill training once a minute for so long."""
     kills = 0
     equal = []
-    end = time.monotonic() + minutes * MINUTE
     with tempfile.TemporaryDirectory() as folder:
         training = Training(folder, steps=STEPS, save_every=100)
         training.run("whole").wait()
         whole = training.files("whole")
+        end = time.monotonic() + minutes * MINUTE
         for number in itertools.count():
             if time.monotonic() >= end:
                 break
