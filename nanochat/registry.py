@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from nanochat.metrics import Curve
     from nanochat.models import Fields
     from nanochat.runtime import Runtime
+    from nanochat.tokenizer import Tokenizer
 
 Entry = TypeVar("Entry")
 
@@ -105,14 +106,20 @@ AUGMENTATIONS: Door[Any] = Door(
 
 # ---- models: nanochat/models.py ----
 
-# The name is "kind" in a manifest; an entry is a class derived from induction.InductionGPT.
+# The name is "kind" in a manifest; an entry is a class derived from gpt.GPT.
 MODELS: "Door[type[GPT]]" = Door(
     "kind of model",
     "MODELS",
-    {"golf": "tracks.golf.model", "recursive": "tracks.recursion.model", "looped": "tracks.recursion.model"},
+    {
+        "golf": "tracks.golf.model",
+        "recursive": "tracks.recursion.model",
+        "looped": "tracks.recursion.model",
+        "public": "tracks.bases.model",
+    },
 )
 # The fields of each kind's config beside those of InductionGPT's, with the value that changes nothing. A field with
-# another value leads to the kind of model that has it, in --model and in a manifest from before there were kinds.
+# another value leads to the kind of model that has it, in --model and in a manifest from before there were kinds. A
+# kind without an entry is made by its track alone.
 MODEL_FIELDS: Mapping[str, Mapping[str, bool | int | float]] = {
     "golf": {"rope_dims": 0, "query_gain": 0.0, "qk_eps": 2**-23, "exclusive_last": 0, "orthogonal": False},
     "recursive": {"supervision": 0, "loops": 2, "passes": 1, "detached": 0},
@@ -125,6 +132,13 @@ CONFIGURATIONS: "Door[Fields]" = Door(
 # By kind of model: a function that adds a table to the outcome of scripts.base_loss.
 LOSS_TABLES: "Door[Callable[[GPT, EvalText, int, Runtime], Record]]" = Door(
     "kind of model", "LOSS_TABLES", {"recursive": "tracks.recursion.exits"}
+)
+
+# ---- tokenizers: nanochat/tokenizer.py ----
+
+# By "format" in the file: a function that makes the tokenizer from what the file has.
+TOKENIZERS: "Door[Callable[[Record], Tokenizer]]" = Door(
+    "format of a tokenizer", "TOKENIZERS", {"nanochat-public-tokenizer-1": "tracks.bases.tokenizer"}
 )
 
 # ---- commands: nanochat/config.py ----

@@ -2,6 +2,8 @@
 
 The ids are 256 bytes, then merges, then special tokens. A tokenizer is saved as one JSON file. Text never becomes a
 special token: `encode` treats "<|bos|>" as seven ordinary characters.
+
+The tokenizer of a model that was trained elsewhere is a subclass, with a core of its own (registry.TOKENIZERS).
 """
 
 from __future__ import annotations
@@ -9,9 +11,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import rustbpe
+from nanochat import registry
 from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.paths import read_json, text_sha256, write_text
@@ -19,6 +22,8 @@ from nanochat.paths import read_json, text_sha256, write_text
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
+
+    from nanochat.protocols import Conversation
 
 SPECIAL_TOKENS = (
     "<|bos|>",  # begins every document
@@ -31,17 +36,66 @@ SPECIAL_TOKENS = (
     "<|output_start|>",  # the calculator answers
     "<|output_end|>",
 )
-FORMAT = "nanochat-tokenizer-1"  # changes when older code could no longer read the file
+FORMAT = "nanochat-tokenizer-1"  # changes when older code could no longer read the file; registry.TOKENIZERS has more
+
+
+class Core(Protocol):
+    """What encodes and decodes, as `rustbpe.Tokenizer` does: see rustbpe/rustbpe.pyi."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def special_tokens(self) -> dict[str, int]: ...
+
+    def encode(self, text: str) -> np.ndarray: ...
+
+    def encode_batch(
+        self, texts: Sequence[str], prepend: int | None = None, threads: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]: ...
+
+    def encode_arrow(
+        self, array: Any, prepend: int | None = None, threads: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]: ...
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str: ...
+
+    def token_bytes(self, id: int) -> bytes: ...
+
+    def token_lengths(self) -> np.ndarray: ...
+
+
+class ChatTemplate(Protocol):
+    """How conversations become tokens for a model that learned another form than ours, which is nanochat/chat.py's."""
+
+    def render(self, conversation: Conversation) -> tuple[list[int], list[int]]:
+        """Return (ids, mask) for a conversation; the mask is 1 on tokens that the assistant writes, else 0."""
+        ...
+
+    def render_prompt(self, conversation: Conversation) -> list[int]:
+        """Return the ids up to the place where the assistant begins to write."""
+        ...
 
 
 class Tokenizer:
-    """Text to token ids and back by a `rustbpe.Tokenizer`, the core."""
+    """Text to token ids and back by a core, `rustbpe.Tokenizer`."""
+
+    format: ClassVar[str] = FORMAT  # of the file
+    core: Core
+    template: ChatTemplate | None = None  # None: ours
+    bos: int  # stands before every document
+    prefix: tuple[int, ...]  # what a text begins with when it is scored or continued
+    turn_end: int  # ends an answer
+    turn_ends: tuple[int, ...]  # all tokens that end a turn, that one first
 
     def __init__(self, core: rustbpe.Tokenizer) -> None:
         self.core = core
         self.vocab_size: int = core.vocab_size
         self.special_tokens: dict[str, int] = core.special_tokens
         self.bos = self.special_tokens["<|bos|>"]
+        self.prefix = (self.bos,)
+        self.turn_end = self.special_tokens["<|assistant_end|>"]
+        self.turn_ends = (self.turn_end, self.bos)
 
     @classmethod
     def train(cls, source: Iterable[str | pa.Array], vocab_size: int, **limits: Any) -> Tokenizer:
@@ -58,6 +112,11 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         return self.core.encode(text).tolist()
 
+    def begin(self, text: str) -> list[int]:
+        """Return the ids of a text that a model is to continue."""
+        ids = [*self.prefix, *self.encode(text)]
+        return ids or [self.bos]  # a model predicts the first token of a text from something
+
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the text; bytes that are not UTF-8 become U+FFFD, special tokens become their names."""
         return self.core.decode(ids)
@@ -72,10 +131,17 @@ class Tokenizer:
         # One spelling for equal definitions.
         return text_sha256(json.dumps(self._definition(), sort_keys=True, separators=(",", ":")))
 
+    @property
+    def bpe(self) -> rustbpe.Tokenizer:
+        """The core with its merges; UserError for the tokenizer of a model that was trained elsewhere."""
+        if not isinstance(self.core, rustbpe.Tokenizer):
+            raise UserError("the model has a tokenizer that was not trained here, which cannot be written so")
+        return self.core
+
     def _definition(self) -> Record:
         return {
-            "pattern": self.core.pattern,
-            "merges": self.core.merges.tolist(),
+            "pattern": self.bpe.pattern,
+            "merges": self.bpe.merges.tolist(),
             "special_tokens": self.special_tokens,
         }
 
@@ -84,7 +150,7 @@ class Tokenizer:
         content_hash = self.content_hash
         # token_bytes follows from the merges: other programs need the lengths for bits per byte.
         record = {
-            "format": FORMAT,
+            "format": self.format,
             "content_hash": content_hash,
             "training": training or {},
             **self._definition(),
@@ -103,6 +169,8 @@ class Tokenizer:
         except ValueError:
             record = {}  # damaged
         # Tokenizers of other programs are JSON files too.
+        if record.get("format") in registry.TOKENIZERS.modules:
+            return registry.load(registry.TOKENIZERS, record["format"])(record)
         if record.get("format") != FORMAT:
             raise UserError(f"{path} is not a tokenizer file with format {FORMAT}; use scripts.tok_train")
         # JSON keeps the order, but the ids decide.

@@ -130,8 +130,8 @@ def tokenize_items(
     import numpy as np  # slow
 
     texts = [task.prompts(items, number) for number in numbers]
-    # All texts at once, in several threads; each begins with <|bos|>.
-    ids, offsets = tokenizer.core.encode_batch(list(chain(*texts)), tokenizer.bos)
+    # All texts at once, in several threads; each begins with <|bos|>, where a model learned that.
+    ids, offsets = tokenizer.core.encode_batch(list(chain(*texts)), *tokenizer.prefix)
     tokens = iter(np.split(ids.astype(np.int32), offsets[1:-1]))
     found = []
     for number, group in zip(numbers, texts, strict=True):
@@ -139,8 +139,8 @@ def tokenize_items(
         prefix = _common_length(rows)
         scored = [len(row) - prefix for row in rows]
         if task.kind == COMPLETION:
-            # The prompt without the continuation only marks where the scored tokens begin.
-            assert prefix == len(rows[0]), "the tokens of a context change when its continuation follows"
+            # The prompt without the continuation only marks where the scored tokens begin. A vocabulary that joins its
+            # end with the continuation has the joint token scored; ours does not.
             rows, scored = rows[1:], scored[1:]
         elif task.kind == SCHEMA:
             # The contexts differ; the continuation at the end is scored. <|bos|> is never scored.

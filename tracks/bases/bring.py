@@ -1,0 +1,85 @@
+"""Bring a public model in, to evaluate it, chat with it, fine-tune it and export it again.
+
+python -m tracks.bases.bring --from=SmolLM2-135M-Instruct --tag=smol
+"""
+
+from dataclasses import asdict
+from typing import Literal
+
+from nanochat.config import Count, option, options, run_script
+from nanochat.errors import UserError
+from nanochat.log import Record, print0
+from nanochat.settings import TagSettings
+from nanochat.stages import MODELS, Source
+
+# Fine-tuning inherits these from its parent; rates and batch of the practised runs in the README.
+SETTINGS: Record = {
+    "data": "",
+    "total_batch_size": 16_384,
+    "embedding_lr": 0.2,
+    "unembedding_lr": 0.004,
+    "matrix_lr": 0.02,
+    "scalar_lr": 0.5,
+    "grad_clip": 1.0,
+}
+ROW = 2048  # most tokens of a row in training, unless a flag says another number
+
+
+@options("files")
+class Config(TagSettings):
+    """Read a folder of `transformers`, a GGUF file or a model of the hub; write a checkpoint of a stage.
+
+    Llama, Qwen2, Qwen3 and Gemma 3 can be read.
+    """
+
+    from_: str = option("", "folder, GGUF file, or hub:OWNER/NAME")
+    source: Literal["", Source] = option(
+        "", "stage of the model (default: sft if it has a chat template of its own, else base)", short="-i"
+    )
+    tag = option("", "tag of the new run")
+    context: Count = option(0, "tokens of the longest text (0: all that the model was made for)")
+    template: str = option("", "chat template: chatml, gemma, llama3, or a file (default: the model's own)")
+
+
+def main(config: Config) -> None:
+    from nanochat.models import record_of
+    from nanochat.train import State
+    from tracks.bases.families import FAMILIES
+    from tracks.bases.sources import open_source, weights_of
+    from tracks.bases.tokenizer import PublicTokenizer
+    from tracks.export.from_hf import save_imported
+
+    if not config.from_:
+        raise UserError("--from is missing: name a folder, a GGUF file, or hub:OWNER/NAME")
+    # Everything is read and checked before anything is written.
+    source = open_source(config.from_, config.context, config.template)
+    tokenizer = PublicTokenizer(source.definition)
+    stage = MODELS[config.source or ("sft" if source.has_template else "base")]
+    weights = weights_of(source)
+    shape = source.config
+    record = {
+        "stage": stage,
+        "parent": None,
+        "config": SETTINGS | {"max_seq_len": min(shape.max_seq_len, ROW)},
+        "data": None,
+        "source": None,
+        "loop": asdict(State(step=0)),
+        "dtype": "fp32",
+        "model": record_of(shape),
+        "public": {
+            "from": config.from_,
+            "architecture": FAMILIES[shape.family].architecture,
+            "config": source.settings,
+            "generation": source.generation,
+            "licence": source.licence,
+            "files": source.hashes(),
+        },
+    }
+    folder = save_imported(record, weights, tokenizer, config.tag, 0)
+    size = sum(weight.numel() for weight in weights.values())
+    name = FAMILIES[shape.family].architecture
+    print0(f"import: {config.from_} is {folder}: {name}, {size / 1e6:,.1f} million weights, a context of {shape.max_seq_len:,}")
+
+
+if __name__ == "__main__":
+    run_script(main)
