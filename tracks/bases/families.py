@@ -25,6 +25,16 @@ ONLY: Record = {
     "quantization_config": None,
 }
 
+# A config has these whole numbers, each at most so large.
+COUNTS = {
+    "vocab_size": 2**24,
+    "num_hidden_layers": 2**12,
+    "hidden_size": 2**20,
+    "intermediate_size": 2**20,
+    "num_attention_heads": 2**12,
+    "max_position_embeddings": 2**24,
+}
+
 
 # ---- names ----
 
@@ -201,7 +211,8 @@ FAMILIES = {
 
 def family_of(config: Record) -> str:
     """Return the key in FAMILIES for a config.json; UserError for an architecture that is not known."""
-    names = config.get("architectures") or [config.get("model_type", "without a name")]
+    names = config.get("architectures") or config.get("model_type") or "without a name"
+    names = names if isinstance(names, list) else [names]
     for key, family in FAMILIES.items():
         if family.architecture in names or family.model_type in names:
             return key
@@ -224,6 +235,10 @@ def read_config(config: Record, context: int = 0) -> PublicConfig:
     if known["hidden_act"] not in ACTIVATIONS:
         raise UserError(f"its activation is {known['hidden_act']}: only {', '.join(ACTIVATIONS)} are known")
     try:
+        # Before a model is made, which would need as much time and memory as these numbers say.
+        for name, most in COUNTS.items():
+            if not (type(known[name]) is int and 0 < known[name] <= most):
+                raise UserError(f"its config has {name}={known[name]}, which cannot be")
         heads = known["num_attention_heads"]
         longest = known["max_position_embeddings"]
         rope = known.get("rope_parameters") or known.get("rope_scaling") or {}

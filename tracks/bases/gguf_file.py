@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -127,7 +126,7 @@ class GGUFFile:
         stored = tensor.data if found.ndim > 1 else tensor.data[None]
         for first in range(0, len(rows), ROWS):
             values = gguf.dequantize(stored[first : first + ROWS], tensor.tensor_type)
-            rows[first : first + ROWS] = torch.from_numpy(np.ascontiguousarray(values))
+            rows.numpy()[first : first + ROWS] = values
         return found
 
     def read_as(self, names: Names, heads: Mapping[str, int]) -> Tensor:

@@ -88,7 +88,7 @@ def _open_folder(folder: Path, context: int, template: str) -> Source:
     settings = _json(folder / "config.json")
     if settings is None:
         raise UserError(f"{folder} has no config.json: it is not a folder of a model")
-    family_of(settings)
+    _about(folder, family_of, settings)  # before its files are read
     shards = _shards(folder)
     config = _about(folder, read_config, settings, context)
     places: dict[str, Path] = {}  # of every tensor

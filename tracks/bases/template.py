@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jinja2
@@ -142,30 +143,45 @@ class JinjaTemplate:
         messages = self._parted(conversation["messages"])
         tools = _tools(conversation)
         text = self.text(messages, tools)
-        spans = self._marked(text, self.text(messages, tools, marks=True)) if self.marks_itself else None
-        for mark in (_mark_content, _mark_words):
-            if spans is None:
-                marked = [mark(message) if message["role"] == "assistant" else message for message in messages]
-                spans = self._marked(text, self.text(marked, tools))
-        if spans is None:
-            raise UserError("it cannot be found in the chat template which tokens the assistant writes")
         tokens = list(self._tokens(text))
-        return [id for id, _ in tokens], self._mask(tokens, spans)
+        return [id for id, _ in tokens], self._mask(tokens, self._learned(text, messages, tools))
 
-    def _marked(self, text: str, marked: str) -> list[Span] | None:
-        """Return the spans between marks, in the text without them; None if the rest differs from the text."""
-        pieces = re.split(f"([{BEGIN}{END}])", marked)
-        spans: list[Span] = []
-        place = 0
-        start = -1
-        for piece in pieces:
-            if piece == BEGIN:
-                start = place
-            elif piece == END:
-                spans.append((start, place))
-            else:
-                place += len(piece)
-        return spans if "".join(pieces[::2]) == text else None
+    def _learned(self, text: str, messages: Sequence[dict[str, Any]], tools: Any) -> list[Span]:
+        """Return what the assistant writes in the text that the template makes of messages."""
+        if self.marks_itself:
+            found = _spans(text, self.text(messages, tools, marks=True))
+        else:
+            answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+            found = self._spans_of(text, messages, tools, answers, _whole)
+            if found is None:  # a template that changes some of them: each alone, in the way that it leaves whole
+                found = []
+                for number in answers:
+                    ways = (self._spans_of(text, messages, tools, [number], part) for part in (_whole, _words, _answer))
+                    found += next((spans for spans in ways if spans), [(-1, -1)])
+        if found is None or (-1, -1) in found:
+            raise UserError("it cannot be found in the chat template which tokens the assistant writes")
+        return found
+
+    def _spans_of(
+        self,
+        text: str,
+        messages: Sequence[dict[str, Any]],
+        tools: Any,
+        numbers: Sequence[int],
+        part: Callable[[str], Span],
+    ) -> list[Span] | None:
+        """Return where a part of some messages' contents stands in the text; None if the template changes it."""
+        marked = list(messages)
+        for number in numbers:
+            content = messages[number]["content"]
+            start, stop = part(content)
+            content = content[:start] + BEGIN + content[start:stop] + END + content[stop:]
+            marked[number] = {**messages[number], "content": content}
+        try:
+            found = _spans(text, self.text(marked, tools))
+        except UserError:  # a template may look at contents
+            return None
+        return found if found is not None and len(found) == len(numbers) else None
 
     def _mask(self, tokens: Sequence[tuple[int, Span]], spans: Sequence[Span]) -> list[int]:
         """Return 1 for each token that has a character of a span, and for the end of the turn right behind it."""
@@ -217,13 +233,31 @@ def _tools(conversation: Conversation) -> Any:
     return conversation.get("tools")
 
 
-def _mark_content(message: dict[str, Any]) -> dict[str, Any]:
-    return {**message, "content": f"{BEGIN}{message['content']}{END}"}
+def _spans(text: str, marked: str) -> list[Span] | None:
+    """Return the spans between marks, in the text without them; None if the rest differs, or a mark is missing."""
+    pieces = re.split(f"([{BEGIN}{END}])", marked)
+    places = list(accumulate(len(piece) for piece in pieces[::2]))[:-1]  # of each mark
+    if "".join(pieces[::2]) != text or "".join(pieces[1::2]) != (BEGIN + END) * (len(places) // 2):
+        return None
+    return list(zip(places[::2], places[1::2], strict=True))
 
 
-def _mark_words(message: dict[str, Any]) -> dict[str, Any]:
-    """Mark the content without blanks around it: some templates strip those."""
-    content = message["content"]
-    words = content.strip()
-    before, _, after = content.partition(words) if words else (content, "", "")
-    return {**message, "content": f"{before}{BEGIN}{words}{END}{after}"}
+# ---- the part of a content that a template may leave whole ----
+
+
+def _whole(content: str) -> Span:
+    return 0, len(content)
+
+
+def _words(content: str) -> Span:
+    """The content without blanks around it."""
+    start = len(content) - len(content.lstrip())
+    return start, max(start, len(content.rstrip()))
+
+
+def _answer(content: str) -> Span:
+    """What stands behind thoughts in tags."""
+    behind = [match.end() for match in re.finditer(r"</\w+>", content)]
+    start, stop = _words(content[behind[-1] :] if behind else content)
+    shift = behind[-1] if behind else 0
+    return start + shift, stop + shift

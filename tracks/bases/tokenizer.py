@@ -53,7 +53,7 @@ class PublicCore:
         added = self.backend.get_added_tokens_decoder()
         self.special_tokens = {token.content: id for id, token in added.items() if token.special}
         self.vocab_size = self.backend.get_vocab_size()
-        self._added = {id: token.content for id, token in added.items()}
+        self._added = set(added)
         self._decoders = list(_types(self.backend.decoder))
         if not {"ByteLevel", "ByteFallback", "Metaspace"} & set(self._decoders):
             raise UserError(
@@ -104,9 +104,12 @@ class PublicCore:
         """The bytes of every token, by id; of a special token its name."""
         tokens = self.backend.get_vocab()
         rows = [b""] * (max(tokens.values()) + 1)
-        spell = _from_letters if "ByteLevel" in self._decoders else _from_pieces
+        of_bytes = "ByteLevel" in self._decoders
         for token, id in tokens.items():
-            rows[id] = self._added[id].encode() if id in self._added else spell(token)
+            if not of_bytes and token not in self.special_tokens:
+                rows[id] = _from_pieces(token)
+            else:  # a vocabulary of bytes has no letters for what was added
+                rows[id] = token.encode() if id in self._added else _from_letters(token)
         return rows
 
 
