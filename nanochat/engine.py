@@ -139,7 +139,6 @@ class Engine:
         """
         self.longest = self.config.max_seq_len
         self.slots = self.decoder.make_room(self.slots, self.longest)
-        self.decoder.cache.store.zero_()  # a CPU's zeros take memory only when they are written: take it now
         meet_sizes(self.packed)
 
     @torch.inference_mode()

@@ -1,11 +1,9 @@
 """The engine: what comes out is what a plain loop over one row gives, whoever else is there; tools, ends, slots."""
 
 import random
-import resource
 from collections import deque
 from dataclasses import replace
 from itertools import chain, pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -250,21 +248,6 @@ def test_reserved_memory_never_grows_and_there_are_fewer_slots_where_it_is_short
     few.reserve()
     assert few.slots == few.decoder.cache.slots == 2
     assert few.generate(requests) == found
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the memory of a process from Linux")
-def test_reserved_memory_is_taken_at_once() -> None:
-    """A cache of zeros would take it page by page, as texts get longer."""
-
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-    engine = Engine(model_of(max_seq_len=4096), TOKENIZER, slots=64)
-    before = resident()
-    engine.reserve()
-    size = engine.decoder.cache.store.nbytes
-    assert size > 2**26
-    assert resident() - before > 0.9 * size
 
 
 def test_a_server_meets_every_row_count_when_it_starts(monkeypatch) -> None:
