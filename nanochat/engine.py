@@ -17,7 +17,7 @@ import torch
 from nanochat.calculator import REFUSALS, calculate
 from nanochat.decoder import LIKELY, Decoder, RowState, StepKind
 from nanochat.errors import UserError
-from nanochat.fused import copy_weights, pack
+from nanochat.fused import copy_weights, meet_sizes, pack
 from nanochat.gpt import GPT
 from nanochat.log import print_line
 from nanochat.models import as_written
@@ -137,10 +137,11 @@ class Engine:
     def reserve(self) -> None:
         """Allocate the cache for whole contexts in all slots; where memory is short, there are fewer slots from now on.
 
-        A server calls this while nothing runs: the cache never grows afterwards.
+        A server calls this while nothing runs: neither the cache nor what products keep grows afterwards.
         """
         self.longest = self.config.max_seq_len
         self.slots = self.decoder.make_room(self.slots, self.longest)
+        meet_sizes(self.packed)
 
     @torch.inference_mode()
     def score(self, tokens: Sequence[int], top: int) -> Score:

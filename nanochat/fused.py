@@ -59,6 +59,13 @@ class PackedLinear(nn.Module):
             parts.append(self._product(F.pad(rows, (0, 0, 0, size - len(rows))))[: len(rows)])
         return torch.cat(parts).unflatten(0, x.shape[:-1])
 
+    def meet_sizes(self) -> None:
+        """Run every row count once, so that oneDNN keeps now what it would keep later."""
+        assert self.weight is not None  # set by `refresh`
+        inputs = self.matrix().shape[1]
+        for rows in SIZES if self.packed else ():
+            self._product(torch.zeros(rows, inputs, dtype=self.dtype))
+
     def _product(self, x: Tensor) -> Tensor:
         # No bias, and no activation fused into the kernel.
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, None, "none", [], "")
@@ -140,6 +147,14 @@ def _pack_attention(attention: Attention, source: Attention, dtype: torch.dtype)
         rotated.copy_(rotated.unflatten(1, (2, -1)).mT.flatten(1))  # channel i pairs with i + half of the rotated ones
     attention.qkv = PackedLinear(lambda: torch.cat(weights)[order.flatten()], dtype)
     del attention.q, attention.k, attention.v
+
+
+@torch.inference_mode()
+def meet_sizes(packed: GPT) -> None:
+    """Let oneDNN keep what it needs for each row count, once for each shape of a weight: afterwards memory is flat."""
+    layers = [module for module in packed.modules() if isinstance(module, PackedLinear)]
+    for layer in {layer.matrix().shape: layer for layer in layers}.values():
+        layer.meet_sizes()
 
 
 @torch.inference_mode()

@@ -28,6 +28,7 @@ from models import CONFIGS, SMALL, lively
 from torch.nn.utils.rnn import pad_sequence
 
 from nanochat.engine import Completion, Engine, Request, samples_of
+from nanochat.fused import PackedLinear
 from nanochat.gpt import GPT, GPTConfig
 
 
@@ -247,6 +248,29 @@ def test_reserved_memory_never_grows_and_there_are_fewer_slots_where_it_is_short
     few.reserve()
     assert few.slots == few.decoder.cache.slots == 2
     assert few.generate(requests) == found
+
+
+def test_a_server_meets_every_row_count_when_it_starts(monkeypatch) -> None:
+    """oneDNN keeps something for each: prompts and steps of any size find nothing new afterwards."""
+    met: list[tuple[torch.Size, int]] = []
+    product = PackedLinear._product
+
+    def watched(layer: PackedLinear, x: torch.Tensor) -> torch.Tensor:
+        met.append((layer.matrix().shape, x.numel() // x.shape[-1]))
+        return product(layer, x)
+
+    monkeypatch.setattr(PackedLinear, "_product", watched)
+    engine = Engine(model_of(), TOKENIZER, slots=40)
+    engine.reserve()
+    known = set(met)
+    met.clear()
+    prompts = [Request([3] * length, 2, n=length) for length in (1, 2, 3, 7, 19, 37, 40, 100)]
+    for prompt in prompts:
+        engine.generate([prompt])
+    engine.generate(prompts)
+    if engine.packed.blocks[0].mlp.up.packed:  # where a CPU orders weights
+        assert met
+    assert set(met) <= known
 
 
 def test_a_score_is_a_plain_forwards(monkeypatch) -> None:

@@ -1,8 +1,11 @@
 """The server as clients meet it: access and limits in this process, OpenAI's client and plain HTTP at a real one."""
 
 import asyncio
+import ctypes
 import json
 import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
@@ -23,6 +26,37 @@ from nanochat.serve.worker import Worker
 HI = [{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
 MODEL = "nanochat-mine-sft"
 SERVICE = Service(ServedModel(MODEL, TOKENIZER, 64), [], 0)
+
+
+# Threads that allocate, and what glibc says of its heaps.
+HEAPS = """
+import ctypes, sys, threading
+from nanochat.serve.app import share_one_heap
+if sys.argv[1] == "one":
+    share_one_heap()
+library = ctypes.CDLL(None)
+wait = threading.Barrier(8)
+def work():
+    wait.wait()
+    for _ in range(1000):
+        library.malloc(1000)
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+library.malloc_stats()
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_stats"), reason="glibc alone has several heaps")
+def test_threads_share_a_heap() -> None:
+    """What a thread gives back can be used by the others, and by the system."""
+
+    def heaps(how: str) -> int:
+        command = [sys.executable, "-c", HEAPS, how]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stderr.count("Arena")
+
+    assert heaps("one") < heaps("several")
+    assert heaps("one") == 1
 
 
 def ask(path="/v1/models", method="GET", content=None, headers=(), host="127.0.0.1", key=""):
