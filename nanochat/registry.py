@@ -18,6 +18,7 @@ from nanochat.errors import UserError
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     import torch
 
@@ -139,6 +140,14 @@ LOSS_TABLES: "Door[Callable[[GPT, EvalText, int, Runtime], Record]]" = Door(
 # By "format" in the file: a function that makes the tokenizer from what the file has.
 TOKENIZERS: "Door[Callable[[Record], Tokenizer]]" = Door(
     "format of a tokenizer", "TOKENIZERS", {"nanochat-public-tokenizer-1": "tracks.bases.tokenizer"}
+)
+
+# ---- exports: tracks/export/export.py ----
+
+# By kind of model: a function that writes a new folder for `transformers` from (model, tokenizer, manifest, folder), and
+# returns sentences on comparisons. tracks/export itself writes the kinds of the trunk, and those that are built on them.
+EXPORTERS: "Door[Callable[[GPT, Tokenizer, Record, Path], list[str]]]" = Door(
+    "kind of model", "EXPORTERS", {"public": "tracks.bases.export"}
 )
 
 # ---- commands: nanochat/config.py ----

@@ -87,6 +87,7 @@ class Tokenizer:
     prefix: tuple[int, ...]  # what a text begins with when it is scored or continued
     turn_end: int  # ends an answer
     turn_ends: tuple[int, ...]  # all tokens that end a turn, that one first
+    text_ends: tuple[int, ...]  # tokens that end a text without turns
 
     def __init__(self, core: rustbpe.Tokenizer) -> None:
         self.core = core
@@ -96,6 +97,7 @@ class Tokenizer:
         self.prefix = (self.bos,)
         self.turn_end = self.special_tokens["<|assistant_end|>"]
         self.turn_ends = (self.turn_end, self.bos)
+        self.text_ends = (self.bos,)
 
     @classmethod
     def train(cls, source: Iterable[str | pa.Array], vocab_size: int, **limits: Any) -> Tokenizer:

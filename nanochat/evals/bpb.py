@@ -223,7 +223,7 @@ def write_samples(model: GPT, tokenizer: Tokenizer) -> list[list[str]]:
     room = model.config.max_seq_len - 1  # leaves space for one new token
     # A short context keeps a prompt's end. 16 tokens are written after each prompt.
     requests = [
-        Request(tokenizer.begin(prompt)[-room:], 16, stop=frozenset([tokenizer.bos]))
+        Request(tokenizer.begin(prompt)[-room:], 16, stop=frozenset(tokenizer.text_ends))
         for prompt in PROMPTS
     ]
     rows = []

@@ -57,10 +57,12 @@ def main(config: Config) -> None:
     stage = MODELS[config.source or ("sft" if source.has_template else "base")]
     weights = weights_of(source)
     shape = source.config
+    # As its maker samples.
+    chosen = {"chat_temperature": float(source.generation["temperature"])} if "temperature" in source.generation else {}
     record = {
         "stage": stage,
         "parent": None,
-        "config": SETTINGS | {"max_seq_len": min(shape.max_seq_len, ROW)},
+        "config": SETTINGS | {"max_seq_len": min(shape.max_seq_len, ROW), **chosen},
         "data": None,
         "source": None,
         "loop": asdict(State(step=0)),

@@ -162,6 +162,7 @@ class PublicTokenizer(Tokenizer):
         self.prefix = tuple(definition.prefix)
         self.turn_ends = tuple(definition.ends)
         self.turn_end = self.turn_ends[0]
+        self.text_ends = self.turn_ends
         if definition.template:
             self.template = JinjaTemplate(
                 definition.template, definition.variables, core.backend, self.turn_ends, definition.day
