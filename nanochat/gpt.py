@@ -469,8 +469,11 @@ class GPT(nn.Module):
         torch's own would import the compiler's algebra, which takes seconds.
         """
         self._apply(lambda old: torch.empty(old.shape, dtype=old.dtype, device=device))
-        self.rotary.fill()
+        self.fill_tables()
         return self
+
+    def fill_tables(self) -> None:
+        self.rotary.fill()
 
     @classmethod
     def parameter_row(cls, name: str) -> ParameterRow:

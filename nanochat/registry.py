@@ -144,8 +144,8 @@ TOKENIZERS: "Door[Callable[[Record], Tokenizer]]" = Door(
 
 # ---- exports: tracks/export/export.py ----
 
-# By kind of model: a function that writes a new folder for `transformers` from (model, tokenizer, manifest, folder), and
-# returns sentences on comparisons. tracks/export itself writes the kinds of the trunk, and those that are built on them.
+# By kind of model: a function that fills a new folder for `transformers` from model, tokenizer and manifest, and
+# returns sentences on comparisons. tracks/export itself writes the kinds that are not here.
 EXPORTERS: "Door[Callable[[GPT, Tokenizer, Record, Path], list[str]]]" = Door(
     "kind of model", "EXPORTERS", {"public": "tracks.bases.export"}
 )

@@ -79,8 +79,8 @@ def main(config: Config) -> None:
     }
     folder = save_imported(record, weights, tokenizer, config.tag, 0)
     size = sum(weight.numel() for weight in weights.values())
-    name = FAMILIES[shape.family].architecture
-    print0(f"import: {config.from_} is {folder}: {name}, {size / 1e6:,.1f} million weights, a context of {shape.max_seq_len:,}")
+    about = f"{FAMILIES[shape.family].architecture}, {size / 1e6:,.1f} million weights, context {shape.max_seq_len:,}"
+    print0(f"import: {config.from_} is {folder}: {about}")
 
 
 if __name__ == "__main__":

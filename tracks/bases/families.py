@@ -92,7 +92,9 @@ def names_of(config: PublicConfig) -> Iterator[Names]:
         for layer in LAYERS:
             yield Names(f"{ours}.{layer.ours}.weight", f"{theirs}.{layer.theirs}.weight", f"{gguf}.{layer.gguf}.weight")
             if _has_bias(config, layer.ours):
-                yield Names(f"{ours}.{layer.ours}_bias.bias", f"{theirs}.{layer.theirs}.bias", f"{gguf}.{layer.gguf}.bias")
+                yield Names(
+                    f"{ours}.{layer.ours}_bias.bias", f"{theirs}.{layer.theirs}.bias", f"{gguf}.{layer.gguf}.bias"
+                )
         for norm in norms:
             yield Names(f"{ours}.{norm.ours}.gain", f"{theirs}.{norm.theirs}.weight", f"{gguf}.{norm.gguf}.weight")
 

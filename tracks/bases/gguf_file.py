@@ -5,8 +5,8 @@ Gemma's gains are one larger, tables of frequencies stand for a scaled rotary, a
 """
 
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ SIZES = {
     "sliding_window": "attention.sliding_window",
 }
 # Every Llama from 3.1 on was first trained with so many tokens, and has these bounds.
-LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "context": 8192}
+LLAMA3 = Scaling("llama3", low_freq_factor=1.0, high_freq_factor=4.0, context=8192)
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # types of tokens
 
 
@@ -55,7 +55,9 @@ class GGUFFile:
         self.architecture = self.get("general.architecture", "")
         known = [family.gguf for family in FAMILIES.values()]
         if self.architecture not in known:
-            raise UserError(f"{path}: its architecture is {self.architecture or 'not named'}: only {', '.join(known)} are known")
+            raise UserError(
+                f"{path}: its architecture is {self.architecture or 'not named'}: only {', '.join(known)} are known"
+            )
         found = {tensor.tensor_type.name for tensor in self.tensors.values()}
         if unknown := sorted(found - set(TYPES)):
             raise UserError(f"{path} has tensors of the type {', '.join(unknown)}: only {', '.join(TYPES)} are known")
@@ -101,7 +103,7 @@ class GGUFFile:
     def _llama3(self, config: Record) -> Record:
         """Return the scaling whose rates are those of the file's table, which has the divisor of each."""
         divisors = self.read("rope_freqs.weight").double()
-        scaling = Scaling("llama3", factor=float(divisors.max()), **LLAMA3)
+        scaling = replace(LLAMA3, factor=float(divisors.max()))
         plain, scaled = (rates_of(len(divisors), config["rope_theta"], one) for one in (Scaling(), scaling))
         if not torch.allclose(plain / scaled, divisors, rtol=1e-4):
             raise UserError(f"{self.path} scales rotary positions by a table that is not Llama 3's")
@@ -246,7 +248,8 @@ def _letters(use_regex: bool) -> Record:
 
 # How each vocabulary splits texts: words with a character before them, digits in groups, signs, blanks.
 _DIGITS_IN_THREES = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _DIGITS_ALONE = _DIGITS_IN_THREES.replace(r"\p{N}{1,3}", r"\p{N}")
 SPLITS: dict[str, tuple[tuple[Record, ...], Record | None]] = {  # the parts, and a normalizer

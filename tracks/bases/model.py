@@ -205,6 +205,7 @@ class PublicMLP(MLP):
     def forward(self, x: Tensor) -> Tensor:
         if self.up_bias is None or self.gate_bias is None or self.down_bias is None:
             return super().forward(x)
+        assert self.gate is not None
         hidden = self.activation(self.gate_bias(self.gate(x))) * self.up_bias(self.up(x))
         return self.down_bias(self.down(hidden))
 
@@ -255,12 +256,11 @@ class PublicGPT(GPT):
                 base, scaling = config.rope_base_short, Scaling()
             self.tables[letter] = ScaledRotary(config.max_seq_len, config.channels, base, scaling)
 
-    def to_empty(self, *, device: torch.device | str) -> GPT:  # ty: ignore[incompatible-method-override]  # as in GPT
-        super().to_empty(device=device)
+    def fill_tables(self) -> None:
+        super().fill_tables()
         for table in self.tables.values():
             assert isinstance(table, ScaledRotary)
             table.fill()
-        return self
 
     def first_state(self, ids: Tensor, cache: "Cache | None") -> Tensor:
         rows = self.gather_and_call(self.embed, self.embed, ids)

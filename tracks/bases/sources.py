@@ -236,10 +236,13 @@ def _definition(
     special: tokens by their role. ends: tokens that end a text. begins: texts begin with the bos_token.
     """
     core = PublicCore(text)
-    ids = {role: core.backend.token_to_id(token) for role, token in special.items() if token}
-    for role, id in ids.items():
-        if id is None:
-            raise UserError(f"its {role} {special[role]} is not in its vocabulary")
+    ids: dict[str, int] = {}
+    for role, token in special.items():
+        id = core.backend.token_to_id(token) if token else None
+        if token and id is None:
+            raise UserError(f"its {role} {token} is not in its vocabulary")
+        if id is not None:
+            ids[role] = id
     # What the library puts before a text.
     added = core.backend.encode("a", add_special_tokens=True).ids
     plain = core.backend.encode("a", add_special_tokens=False).ids
@@ -287,12 +290,12 @@ def _check(source: Source) -> None:
         if ours in ("embed.weight", "head.weight"):
             shape = (config.vocab_size, config.width)  # ours are padded
         if source.stored[there] != shape:
-            raise UserError(f"{source.place}: {there} has the shape {source.stored[there]}, and config.json says {shape}")
-    tokenizer = PublicTokenizer(source.definition)
-    if tokenizer.vocab_size > config.vocab_size:
-        raise UserError(
-            f"{source.place}: its vocabulary has {tokenizer.vocab_size:,} tokens, and its embedding {config.vocab_size:,}"
-        )
+            raise UserError(
+                f"{source.place}: {there} has the shape {source.stored[there]}, and config.json says {shape}"
+            )
+    size = PublicTokenizer(source.definition).vocab_size
+    if size > config.vocab_size:
+        raise UserError(f"{source.place}: its vocabulary has {size:,} tokens, and its embedding {config.vocab_size:,}")
 
 
 def weights_of(source: Source) -> Tensors:

@@ -36,7 +36,7 @@ Span = tuple[int, int]  # first character, and the one behind the last
 class Generation(jinja2.ext.Extension):
     """`{% generation %} … {% endgeneration %}`: what the assistant writes, between marks if `marks` is set."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012  # as the base class has it
 
     def parse(self, parser: "Parser") -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
@@ -63,8 +63,8 @@ def _environment(day: datetime) -> jinja2.sandbox.ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = day.strftime
+    more: Any = {"raise_exception": _refuse, "strftime_now": day.strftime}
+    environment.globals.update(more)
     return environment
 
 
@@ -134,7 +134,7 @@ class JinjaTemplate:
         text = self.text(self._parted(conversation["messages"]), _tools(conversation), prompt=True)
         return [id for id, _ in self._tokens(text)]
 
-    def whole(self, messages: Sequence[Message]) -> list[int]:
+    def whole(self, messages: list[Message]) -> list[int]:
         """Return the ids of messages."""
         return [id for id, _ in self._tokens(self.text(self._parted(messages)))]
 
@@ -214,7 +214,9 @@ class JinjaTemplate:
         place = 0
         for piece in re.split(f"({self.names.pattern})", text):
             if self.names.fullmatch(piece):
-                yield self.plain.token_to_id(piece), (place, place + len(piece))
+                id = self.plain.token_to_id(piece)
+                assert id is not None  # a name in its vocabulary
+                yield id, (place, place + len(piece))
             else:
                 encoding = self.plain.encode(piece.replace(PART, ""), add_special_tokens=False)
                 places = [number for number, letter in enumerate(piece) if letter != PART]

@@ -5,6 +5,8 @@ Each uses special tokens of a family's vocabulary, in the order in which the fam
 
 from collections.abc import Collection
 
+from nanochat.chat import messages
+from tracks.bases.template import JinjaTemplate
 from tracks.bases.tokenizer import Definition, PublicTokenizer
 
 # Turns between <|im_start|> and <|im_end|>, each with its role on the first line: Qwen, SmolLM.
@@ -49,10 +51,9 @@ def usual_template(special_tokens: Collection[str]) -> str:
 def turn_end(definition: Definition) -> list[int]:
     """Return the token that a template writes behind an answer, if it is a special one."""
     tokenizer = PublicTokenizer(definition)
-    assert tokenizer.template is not None
+    assert isinstance(tokenizer.template, JinjaTemplate)
     special = set(tokenizer.special_tokens.values())
-    question = {"role": "user", "content": "Who?"}
-    ids = tokenizer.template.whole([question, {"role": "assistant", "content": "I."}])
+    ids = tokenizer.template.whole(messages(["Who?", "I."]))
     spoken = tokenizer.encode("I.")[-1]
     behind = ids[len(ids) - ids[::-1].index(spoken) :] if spoken in ids else []
     return [id for id in behind if id in special][:1]

@@ -79,9 +79,7 @@ class PublicCore:
         ids = np.fromiter((id for row in rows for id in row), dtype=np.uint32, count=int(offsets[-1]))
         return ids, offsets
 
-    def encode_arrow(
-        self, array: Any, prepend: int | None = None, threads: int = 0
-    ) -> "tuple[np.ndarray, np.ndarray]":
+    def encode_arrow(self, array: Any, prepend: int | None = None, threads: int = 0) -> "tuple[np.ndarray, np.ndarray]":
         return self.encode_batch(array.to_pylist(), prepend, threads)
 
     def decode(self, ids: "Sequence[int] | np.ndarray") -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from nanochat.data.hub import repo_files, fetch, sha256
+from nanochat.data.hub import fetch, repo_files, sha256
 from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.paths import read_jsonl

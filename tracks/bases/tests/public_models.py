@@ -128,7 +128,9 @@ def make_model(case: str) -> transformers.PreTrainedModel:
     return model
 
 
-def save_folder(case: str, folder: Path, shard: str = "1GB", template: str | None = CHATML) -> transformers.PreTrainedModel:
+def save_folder(
+    case: str, folder: Path, shard: str = "1GB", template: str | None = CHATML
+) -> transformers.PreTrainedModel:
     """Save the model of a case as a folder; return it."""
     model = make_model(case)
     model.save_pretrained(folder, max_shard_size=shard)

@@ -27,8 +27,12 @@ def test_a_model_goes_out_as_it_came(case: str, tmp_path: Path) -> None:
     theirs = save_folder(case, tmp_path / "in")
     source = open_source(str(tmp_path / "in"))
     (tmp_path / "out").mkdir()
-    checks = write_folder(model_of(source), PublicTokenizer(source.definition), record_of(tmp_path / "in"), tmp_path / "out")
+    checks = write_folder(
+        model_of(source), PublicTokenizer(source.definition), record_of(tmp_path / "in"), tmp_path / "out"
+    )
     assert [check.split(":")[0] for check in checks] == ["logits", "tokenizer"]
+    # `transformers` has a class of its own for Qwen2, which splits digits in another way than this vocabulary.
+    assert ("but by AutoTokenizer not for" in checks[1]) == case.startswith("qwen2")
     before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("in", "out"))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)

@@ -24,7 +24,9 @@ def test_names(case: str) -> None:
     """Every parameter of ours has a name there, and every one there has a name here."""
     config = read_config(settings_of(case))
     with torch.device("meta"):
-        theirs = transformers.AutoModelForCausalLM.from_config(getattr(transformers, CASES[case][0])(**settings_of(case)))
+        theirs = transformers.AutoModelForCausalLM.from_config(
+            getattr(transformers, CASES[case][0])(**settings_of(case))
+        )
     names = list(names_of(config))
     assert {one.ours for one in names} == {name for name, _ in new_model(config).named_parameters()}
     assert {one.theirs for one in names} == {name for name, _ in theirs.named_parameters()}
@@ -53,9 +55,17 @@ def test_a_shorter_context() -> None:
 @pytest.mark.parametrize(
     ("case", "changes", "sentence"),
     [
-        ("llama", {"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "its architecture is MambaForCausalLM"),
+        (
+            "llama",
+            {"model_type": "mamba", "architectures": ["MambaForCausalLM"]},
+            "its architecture is MambaForCausalLM",
+        ),
         ("llama", {"model_type": None}, "its architecture is without a name"),
-        ("gemma3", {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}, "only LlamaForCausalLM"),
+        (
+            "gemma3",
+            {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"},
+            "only LlamaForCausalLM",
+        ),
         ("llama", {"hidden_act": "relu"}, "its activation is relu"),
         ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "scaled by yarn"),
         ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 4.0}}, "without low_freq_factor"),

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from nanochat.engine import Engine, Request
 from nanochat.models import config_of, record_of
-from nanochat.tokenizer import Tokenizer
 from tracks.bases.families import names_of
 from tracks.bases.model import PublicConfig
 from tracks.bases.sources import open_source

@@ -18,7 +18,9 @@ CASES = {
 @pytest.mark.parametrize("kind", SCALINGS)
 def test_rates(kind: str) -> None:
     scaling, parameters = CASES[kind]
-    config = LlamaConfig(hidden_size=256, num_attention_heads=4, max_position_embeddings=512, rope_parameters=parameters)
+    config = LlamaConfig(
+        hidden_size=256, num_attention_heads=4, max_position_embeddings=512, rope_parameters=parameters
+    )
     if kind == "default":
         expected = 10_000.0 ** -(torch.arange(0, 64, 2) / 64)
     else:

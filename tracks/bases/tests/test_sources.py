@@ -39,7 +39,10 @@ def test_a_model_in_several_files(saved: Path, tmp_path: Path) -> None:
     assert not weights["head.weight"][VOCABULARY:].any()
     hashes = source.hashes()
     assert hashes["config.json"] == read_sha256(saved / "config.json")
-    assert {*hashes} == {path.name for path in saved.iterdir()} - {"generation_config.json", "model.safetensors.index.json"}
+    assert {*hashes} == {path.name for path in saved.iterdir()} - {
+        "generation_config.json",
+        "model.safetensors.index.json",
+    }
 
 
 def test_half_precision_is_read(tmp_path: Path) -> None:
@@ -63,7 +66,10 @@ def test_templates(saved: Path, tmp_path: Path) -> None:
     assert open_source(str(saved)).definition.template == CHATML
     assert open_source(str(saved), template="chatml").definition.template == OURS
     (tmp_path / "mine.jinja").write_text("{{ messages[0].content }}")
-    assert open_source(str(saved), template=str(tmp_path / "mine.jinja")).definition.template == "{{ messages[0].content }}"
+    assert (
+        open_source(str(saved), template=str(tmp_path / "mine.jinja")).definition.template
+        == "{{ messages[0].content }}"
+    )
     bare = tmp_path / "bare"
     save_folder("llama", bare, template=None)
     source = open_source(str(bare))
@@ -86,7 +92,10 @@ def replace_tensor(folder: Path, name: str, value: torch.Tensor | None, new: str
 
 
 DAMAGES: dict[str, tuple[Damage, str]] = {
-    "no config": (lambda folder: (folder / "config.json").unlink(), r"has no config\.json: it is not a folder of a model"),
+    "no config": (
+        lambda folder: (folder / "config.json").unlink(),
+        r"has no config\.json: it is not a folder of a model",
+    ),
     "config damaged": (lambda folder: (folder / "config.json").write_text("{"), r"config\.json is damaged"),
     "architecture": (
         lambda folder: change(folder / "config.json", architectures=["MambaForCausalLM"]),
@@ -131,13 +140,19 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         lambda folder: replace_tensor(folder, "model.norm.weight", torch.full((48,), torch.nan)),
         r"model\.norm\.weight has values that are not finite",
     ),
-    "a size": (lambda folder: change(folder / "config.json", hidden_size=2**30), "hidden_size=1073741824, which cannot be"),
+    "a size": (
+        lambda folder: change(folder / "config.json", hidden_size=2**30),
+        "hidden_size=1073741824, which cannot be",
+    ),
     "a vocabulary": (
         lambda folder: change(folder / "config.json", vocab_size=100),
         r"embed_tokens\.weight has the shape \(700, 48\), and config\.json says \(100, 48\)",
     ),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), r"has no tokenizer\.json"),
-    "tokenizer damaged": (lambda folder: (folder / "tokenizer.json").write_text("{}"), r"its tokenizer\.json cannot be read"),
+    "tokenizer damaged": (
+        lambda folder: (folder / "tokenizer.json").write_text("{}"),
+        r"its tokenizer\.json cannot be read",
+    ),
     "tokenizer with code": (
         lambda folder: change(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": "code.Tokenizer"}),
         "a tokenizer with code of its own, which is not run",
@@ -146,7 +161,10 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         lambda folder: change(folder / "tokenizer_config.json", eos_token="</nothing>"),
         "its eos_token </nothing> is not in its vocabulary",
     ),
-    "template": (lambda folder: (folder / "chat_template.jinja").write_text("{% for %}"), "its chat template cannot be read"),
+    "template": (
+        lambda folder: (folder / "chat_template.jinja").write_text("{% for %}"),
+        "its chat template cannot be read",
+    ),
 }
 
 

@@ -28,7 +28,8 @@ THINKING = (
 MARKED = (
     "{%- for message in messages -%}\n"
     "    {%- if message.role == 'assistant' -%}\n"
-    "        {{- '<|im_start|>assistant\n' -}}{% generation %}{{- message.content + '<|im_end|>' -}}{% endgeneration %}\n"
+    "        {{- '<|im_start|>assistant\n' -}}\n"
+    "        {%- generation %}{{- message.content + '<|im_end|>' -}}{% endgeneration %}\n"
     "    {%- else -%}\n"
     "        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' -}}\n"
     "    {%- endif -%}\n"
@@ -39,12 +40,26 @@ TOOLS = (
     "{{ '<|im_end|>\n' }}{% endif %}" + CHATML
 )
 TEMPLATES = {"chatml": CHATML, "stripped": STRIPPED, "thinking": THINKING, "marked": MARKED, "tools": TOOLS}
-TOOL = {"type": "function", "function": {"name": "add", "description": "Adds <two> & 'more' — 더하기", "parameters": {}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "add", "description": "Adds <two> & 'more' — 더하기", "parameters": {}},
+}
 
 
 def conversations(count: int) -> list[list[dict[str, str]]]:
     dice = random.Random(9)
-    words = [*" ".join(TEXT).split(" "), "\n", " ", "\n\n", "👩‍💻", "{{ 1 }}", "{% x %}", "</b>", "", "<think>a</think>\n\nb"]
+    words = [
+        *" ".join(TEXT).split(" "),
+        "\n",
+        " ",
+        "\n\n",
+        "👩‍💻",
+        "{{ 1 }}",
+        "{% x %}",
+        "</b>",
+        "",
+        "<think>a</think>\n\nb",
+    ]
     found = []
     for _ in range(count):
         turns = dice.randrange(1, 4)
@@ -93,7 +108,9 @@ def test_masks(name: str, case: str) -> None:
         if name == "stripped":
             answers = [answer.strip() for answer in answers]
         if name == "thinking":
-            answers = [answer.split("</think>")[-1].lstrip("\n") if "</think>" in answer else answer for answer in answers]
+            answers = [
+                answer.split("</think>")[-1].lstrip("\n") if "</think>" in answer else answer for answer in answers
+            ]
         learned = ours.decode([id for id, one in zip(ids, mask, strict=True) if one])
         expected = "".join(answer + end for answer in answers)
         # A line that begins with blanks may share a token with what stands before it.
@@ -165,7 +182,9 @@ def test_the_date_is_that_of_the_file() -> None:
 def test_templates_that_fail(source: str, sentence: str) -> None:
     backend = tokenizer_for("llama")
     with pytest.raises(UserError) as error:
-        JinjaTemplate(source, {}, backend, [2], "2026-01-01").render_prompt({"messages": [{"role": "user", "content": "?"}]})
+        JinjaTemplate(source, {}, backend, [2], "2026-01-01").render_prompt(
+            {"messages": [{"role": "user", "content": "?"}]}
+        )
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -174,7 +193,9 @@ def test_a_template_in_which_nothing_can_be_found() -> None:
     """It shows the length of what the assistant says: with marks the text is another one."""
     ours = public("llama", template="{% for m in messages %}{{ m.content | length }}{{ m.content }}{% endfor %}")
     with pytest.raises(UserError, match="which tokens the assistant writes"):
-        render_conversation({"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}, ours)
+        render_conversation(
+            {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}, ours
+        )
 
 
 def test_json_is_not_escaped_for_html() -> None:

@@ -10,8 +10,8 @@ from tracks.bases.tests.test_tokenizer import public
 EXPECTED = {
     "chatml": "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n",
     "gemma": "<bos><start_of_turn>user\nS\n\nQ<end_of_turn>\n<start_of_turn>model\nA<end_of_turn>\n",
-    "llama3": "<bos><|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"
-    "Q<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nA<|eot_id|>",
+    "llama3": "<bos><|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\nQ<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nA<|eot_id|>",
 }
 MESSAGES = [
     {"role": "system", "content": "S"},

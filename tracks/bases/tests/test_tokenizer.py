@@ -18,8 +18,8 @@ from tracks.bases.tokenizer import FORMAT, Definition, PublicCore, PublicTokeniz
 KINDS = ("llama", "gemma3")  # vocabularies of bytes, and of pieces
 PIECES = [
     *TEXT[0].split(" "), *TEXT[1].split(" "), *TEXT[2].split(" "),
-    " ", "  ", "\n", "\t", "\r\n", "\u00a0", "\u200b", "\ufffd", "é", "e\u0301", "👍🏽", "👩‍💻", "1234", "٣٤", "<think>",
-    "<0x41>", "▁", "Ġ", "|", "'s", "ß", "中文", "\x00", "\x7f",
+    " ", "  ", "\n", "\t", "\r\n", "\u00a0", "\u200b", "\ufffd", "é", "e\u0301", "👍🏽", "👩‍💻", "1234", "٣٤",
+    "<think>", "<0x41>", "▁", "Ġ", "|", "'s", "ß", "中文", "\x00", "\x7f",
 ]  # fmt: skip
 
 
