@@ -11,19 +11,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import rustbpe
 from nanochat import registry
 from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.paths import read_json, text_sha256, write_text
+from nanochat.protocols import ChatTemplate, Core
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
-
-    from nanochat.protocols import Conversation
 
 SPECIAL_TOKENS = (
     "<|bos|>",  # begins every document
@@ -37,44 +36,6 @@ SPECIAL_TOKENS = (
     "<|output_end|>",
 )
 FORMAT = "nanochat-tokenizer-1"  # changes when older code could no longer read the file; registry.TOKENIZERS has more
-
-
-class Core(Protocol):
-    """What encodes and decodes, as `rustbpe.Tokenizer` does: see rustbpe/rustbpe.pyi."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def special_tokens(self) -> dict[str, int]: ...
-
-    def encode(self, text: str) -> np.ndarray: ...
-
-    def encode_batch(
-        self, texts: Sequence[str], prepend: int | None = None, threads: int = 0
-    ) -> tuple[np.ndarray, np.ndarray]: ...
-
-    def encode_arrow(
-        self, array: Any, prepend: int | None = None, threads: int = 0
-    ) -> tuple[np.ndarray, np.ndarray]: ...
-
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str: ...
-
-    def token_bytes(self, id: int) -> bytes: ...
-
-    def token_lengths(self) -> np.ndarray: ...
-
-
-class ChatTemplate(Protocol):
-    """How conversations become tokens for a model that learned another form than ours, which is nanochat/chat.py's."""
-
-    def render(self, conversation: Conversation) -> tuple[list[int], list[int]]:
-        """Return (ids, mask) for a conversation; the mask is 1 on tokens that the assistant writes, else 0."""
-        ...
-
-    def render_prompt(self, conversation: Conversation) -> list[int]:
-        """Return the ids up to the place where the assistant begins to write."""
-        ...
 
 
 class Tokenizer:

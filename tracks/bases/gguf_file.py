@@ -6,7 +6,7 @@ Gemma's gains are one larger, tables of frequencies stand for a scaled rotary, a
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -165,17 +165,16 @@ class GGUFFile:
         split = self.get("tokenizer.ggml.pre", "default")
         if split not in SPLITS:
             raise UserError(f"{self.path} splits texts like {split}: only {', '.join(SPLITS)} are known")
-        parts, normalizer = SPLITS[split]
         return {
             **_added(tokens, types),
-            "normalizer": normalizer,
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": list(parts)},
+            "normalizer": {"type": "NFC"} if SPLITS[split].composed else None,
+            "pre_tokenizer": SPLITS[split].pre_tokenizer(),
             "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
             "model": {
                 "type": "BPE",
                 "vocab": {token: id for id, token in enumerate(tokens)},
                 "merges": [merge.split(" ") for merge in self.get("tokenizer.ggml.merges")],
-                "ignore_merges": split in WHOLE_WORDS,
+                "ignore_merges": SPLITS[split].whole_words,
             },
         }
 
@@ -236,26 +235,37 @@ def _added(tokens: Sequence[str], types: Sequence[int]) -> Record:
     return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "post_processor": None}
 
 
-def _by_pattern(pattern: str) -> tuple[Record, ...]:
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    return split, _letters(use_regex=False)
-
-
-def _letters(use_regex: bool) -> Record:
-    """Write bytes as letters; use_regex: after splitting as GPT-2 did."""
-    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
-
-
-# How each vocabulary splits texts: words with a character before them, digits in groups, signs, blanks.
-_DIGITS_IN_THREES = (
+# How GPT-4 split texts: words with a character before them, digits in groups of three, signs, blanks.
+GPT4 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_DIGITS_ALONE = _DIGITS_IN_THREES.replace(r"\p{N}{1,3}", r"\p{N}")
-SPLITS: dict[str, tuple[tuple[Record, ...], Record | None]] = {  # the parts, and a normalizer
-    "gpt-2": ((_letters(use_regex=True),), None),
-    "smollm": (({"type": "Digits", "individual_digits": True}, _letters(use_regex=True)), None),
-    "llama-bpe": (_by_pattern(_DIGITS_IN_THREES), None),
-    "qwen2": (_by_pattern(_DIGITS_ALONE), {"type": "NFC"}),
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """How a vocabulary of bytes splits a text before it merges."""
+
+    pattern: str = ""  # empty: GPT-2's, which is part of the library
+    single_digits: bool = False  # before that
+    composed: bool = False  # accents are joined with their letters first (NFC)
+    whole_words: bool = False  # a word that is a token is that token, whatever the merges say
+
+    def pre_tokenizer(self) -> Record:
+        parts: list[Record] = []
+        if self.single_digits:
+            parts.append({"type": "Digits", "individual_digits": True})
+        if self.pattern:
+            pattern = {"Regex": self.pattern}
+            parts.append({"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False})
+        letters = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+        parts.append({**letters, "use_regex": not self.pattern})
+        return {"type": "Sequence", "pretokenizers": parts}
+
+
+SPLITS = {  # tokenizer.ggml.pre
+    "gpt-2": Splitting(),
+    "smollm": Splitting(single_digits=True),
+    "llama-bpe": Splitting(GPT4, whole_words=True),
+    "qwen2": Splitting(GPT4.replace(r"\p{N}{1,3}", r"\p{N}"), composed=True),
 }
-WHOLE_WORDS = ("llama-bpe",)  # a word that is a token is that token, whatever the merges say

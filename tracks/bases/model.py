@@ -6,7 +6,7 @@ engine, evaluations. Each field of the config is a difference among the families
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Activation = Literal["silu", "gelu_tanh"]
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
 
 
