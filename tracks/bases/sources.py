@@ -76,7 +76,7 @@ def open_source(place: str, context: int = 0, template: str = "") -> Source:
 
 def download(repo: str) -> Path:
     """Return the folder of a model of the hub, or of a mirror, with its config, weights and tokenizer."""
-    files = repo_files(repo, (".safetensors", ".json", ".jinja"), kind="model")
+    files = repo_files(repo, (".safetensors", ".json", ".jinja", "README.md"), kind="model")
     wanted = [file for file in files if "/" not in file.path]  # folders hold other forms of the same model
     return fetch(wanted)[0].parent
 
@@ -119,9 +119,17 @@ def _open_folder(folder: Path, context: int, template: str) -> Source:
         read=read,
         definition=definition,
         generation=_json(folder / "generation_config.json") or {},
-        licence="",
+        licence=_licence(folder / "README.md"),
         has_template=has_template,
     )
+
+
+def _licence(card: Path) -> str:
+    """Return the license that the head of a model card names; empty if it names none."""
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    head = text.partition("\n---")[0] if text.startswith("---\n") else ""
+    named = re.search(r"^license:\s*([\w.-]+)", head, re.MULTILINE)
+    return named[1] if named else ""
 
 
 def _shards(folder: Path) -> list[Path]:

@@ -200,10 +200,12 @@ class JinjaTemplate:
 
     def _parted(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Return messages for the template: contents are text, with a mark in each name of a special token."""
-        return [
-            {**message, "content": self.names.sub(lambda name: name[0][0] + PART + name[0][1:], _spoken(message))}
-            for message in messages
-        ]
+
+        def parted(text: str) -> str:
+            text = text.translate(dict.fromkeys(map(ord, (BEGIN, END, PART))))  # marks are ours alone
+            return self.names.sub(lambda name: name[0][0] + PART + name[0][1:], text)
+
+        return [{**message, "content": parted(_spoken(message))} for message in messages]
 
     def _tokens(self, text: str) -> Iterator[tuple[int, Span]]:
         """Yield the tokens of a rendered text, each with its characters; names with a mark in them are plain text."""

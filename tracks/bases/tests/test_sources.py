@@ -45,6 +45,21 @@ def test_a_model_in_several_files(saved: Path, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("card", "licence"),
+    [
+        ("---\nlibrary_name: x\nlicense: apache-2.0\n---\n# A\n", "apache-2.0"),
+        ("---\nlibrary_name: x\n---\nlicense: mit\n", ""),
+        ("license: mit\n", ""),
+    ],
+)
+def test_the_license_is_that_of_the_card(card: str, licence: str, saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved, tmp_path / "model")
+    assert open_source(str(tmp_path / "model")).licence == ""
+    (tmp_path / "model" / "README.md").write_text(card)
+    assert open_source(str(tmp_path / "model")).licence == licence
+
+
 def test_half_precision_is_read(tmp_path: Path) -> None:
     save_folder("qwen3", tmp_path)
     file = tmp_path / "model.safetensors"

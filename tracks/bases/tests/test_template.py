@@ -9,7 +9,7 @@ import transformers
 
 from nanochat.chat import render_conversation, render_prompt
 from nanochat.errors import UserError
-from tracks.bases.template import JinjaTemplate
+from tracks.bases.template import BEGIN, END, PART, JinjaTemplate
 from tracks.bases.tests.public_models import CHATML, TEXT, tokenizer_for
 from tracks.bases.tests.test_tokenizer import public
 
@@ -143,6 +143,14 @@ def test_a_message_writes_no_special_token(case: str) -> None:
         assert [id for id in ids if id in special] == [id for id in plain if id in special] * 2
         learned = ours.decode([id for id, one in zip(ids, mask, strict=True) if one])
         assert learned == messages[1]["content"] + "<|im_end|>"
+
+
+def test_marks_in_a_message_are_dropped() -> None:
+    """They would say that the question is learned."""
+    ours = public("llama")
+    clean = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]
+    marked = [{**message, "content": BEGIN + END + message["content"] + PART + END} for message in clean]
+    assert render_conversation({"messages": marked}, ours) == render_conversation({"messages": clean}, ours)
 
 
 def test_calls_of_our_calculator_are_left_out() -> None:
