@@ -3,9 +3,8 @@
     python -m bench.bases --model=PLACE [--only logits greedy …] [--peers FOLDER]
 
 A place is a folder or a GGUF file, as tracks.bases.bring reads it. The peer is the model that `transformers` makes of
-the same files, in fp32 on a CPU. `transformers` needs accelerate to read GGUF files, lm_eval needs it too, and the speed of
-fine-tuning is compared with trl; a folder in which pip has put them (`pip install --target`) is given as --peers. The
-exit status is 1 if a goal is missed.
+the same files, in fp32 on a CPU. It needs accelerate to read GGUF files, as lm_eval does; a folder in which pip has put
+that (`pip install --target`) is given as --peers. The exit status is 1 if a goal is missed.
 """
 
 import os
