@@ -188,6 +188,7 @@ METERS: "Door[Callable[[torch.device], AbstractContextManager[Callable[[], list[
 STAGES = {"chat_dpo": "tracks.preferences.train"}
 # Titles of the sections that commands of tracks write.
 SECTIONS = {
+    "bases": "Public model",
     "recursion_eval": "Recursion",
     "golf_eval": "Golf",
     "chats": "Chat data",

@@ -9,8 +9,10 @@ from typing import Literal
 from nanochat.config import Count, option, options, run_script
 from nanochat.errors import UserError
 from nanochat.log import Record, print0
+from nanochat.outcome import Outcome
 from nanochat.settings import TagSettings
 from nanochat.stages import MODELS, Source
+from nanochat.statistics import NOT_KNOWN
 
 # Fine-tuning inherits these from its parent; rates and batch of the practised runs in the README.
 SETTINGS: Record = {
@@ -51,9 +53,11 @@ def main(config: Config) -> None:
 
     if not config.from_:
         raise UserError("--from is missing: name a folder, a GGUF file, or hub:OWNER/NAME")
+    outcome = Outcome.begin("bases", config.tag, config)
     # Everything is read and checked before anything is written.
     source = open_source(config.from_, config.context, config.template)
     tokenizer = PublicTokenizer(source.definition)
+    outcome.artifacts = source.hashes()
     stage = MODELS[config.source or ("sft" if source.has_template else "base")]
     weights = weights_of(source)
     shape = source.config
@@ -74,13 +78,22 @@ def main(config: Config) -> None:
             "config": source.settings,
             "generation": source.generation,
             "licence": source.licence,
-            "files": source.hashes(),
+            "files": outcome.artifacts,
         },
     }
     folder = save_imported(record, weights, tokenizer, config.tag, 0)
-    size = sum(weight.numel() for weight in weights.values())
-    about = f"{FAMILIES[shape.family].architecture}, {size / 1e6:,.1f} million weights, context {shape.max_seq_len:,}"
-    print0(f"import: {config.from_} is {folder}: {about}")
+    print0(f"import: {config.from_} is {folder}")
+    outcome.metrics = {
+        "Architecture": FAMILIES[shape.family].architecture,
+        "Parameters": sum(weight.numel() for weight in weights.values()),
+        "Layers": shape.depth,
+        "Width": shape.width,
+        "Context": shape.max_seq_len,
+        "Vocabulary": shape.vocab_size,
+        "License": source.licence or NOT_KNOWN,
+        "Stage": stage,
+    }
+    outcome.finish()
 
 
 if __name__ == "__main__":

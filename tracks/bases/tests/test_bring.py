@@ -8,9 +8,11 @@ from chat_files import write_lines
 from fake_hub import write_hub
 from forks import Forked, run_module
 from made_chats import chat
+from safetensors.torch import load_file
 
 from nanochat.log import read_metrics
 from nanochat.paths import newest_manifest, read_json, saved_steps
+from nanochat.report.card import markdown, read_card
 from tracks.bases.tests.public_models import save_folder, save_gguf
 
 CASES = ("qwen3", "gemma3")  # vocabularies of bytes and of pieces; texts of the second begin with <bos>
@@ -53,7 +55,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     for case in CASES:
         save_folder(case, home.folder / case)
         said = home.bring(case, f"--tag={case}").done()
-        assert f"is {home.base / 'chat_sft' / case}: " in said
+        assert f" is {home.base / 'chat_sft' / case}\n" in said
     write_lines(home.folder / "chats.jsonl", *(chat(f"Say {number}.", f"It is {number}!") for number in range(60)))
     return home
 
@@ -68,6 +70,18 @@ def test_the_manifest(home: Home) -> None:
     assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= set(public["files"])
     assert manifest["model"]["kind"] == "public"
     assert manifest["parent"] is None
+
+
+def test_the_report_card(home: Home) -> None:
+    """What came, and from where."""
+    card = markdown(read_card(home.base, "qwen3"), "report")
+    section = card.partition("\n## Public model\n")[2].partition("\n## ")[0]
+    assert "Qwen3ForCausalLM" in section
+    assert str(home.folder / "qwen3") in section
+    assert read_json(home.base / "bases" / "qwen3" / "outcome.json")["metrics"]["Parameters"] == sum(
+        value.numel()
+        for value in load_file(home.base / "chat_sft" / "qwen3" / "step_000000" / "model.safetensors").values()
+    )
 
 
 def test_a_base_model_has_no_template_of_its_own(home: Home) -> None:
