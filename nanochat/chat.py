@@ -151,7 +151,7 @@ def _with_end_of_question(conversation: Conversation, tokenizer: Tokenizer, room
         words = words[len(ids) - room :]
         shorter: Message = {"role": "user", "content": tokenizer.decode(words)}
         ids = render_prompt({**conversation, "messages": [*before, shorter]}, tokenizer)
-    return ids
+    return ids[max(0, len(ids) - room) :]  # what the template writes before it may be too long alone
 
 
 def _has_system(messages: list[Message]) -> bool:

@@ -14,14 +14,15 @@ from nanochat.settings import TagSettings
 from nanochat.stages import MODELS, Source
 from nanochat.statistics import NOT_KNOWN
 
-# Fine-tuning inherits these from its parent; rates and batch of the practised runs in the README.
+# Fine-tuning inherits these from its parent. With this batch they become a few times 1e-5 for tables, gains and biases
+# (param_groups.group_rates), and Muon changes an entry of a matrix by about as much in a step.
 SETTINGS: Record = {
     "data": "",
     "total_batch_size": 16_384,
-    "embedding_lr": 0.2,
-    "unembedding_lr": 0.004,
-    "matrix_lr": 0.02,
-    "scalar_lr": 0.5,
+    "embedding_lr": 2e-4,
+    "unembedding_lr": 2e-4,
+    "matrix_lr": 0.005,
+    "scalar_lr": 0.002,
     "grad_clip": 1.0,
 }
 ROW = 2048  # most tokens of a row in training, unless a flag says another number
@@ -62,7 +63,8 @@ def main(config: Config) -> None:
     weights = weights_of(source)
     shape = source.config
     # As its maker samples.
-    chosen = {"chat_temperature": float(source.generation["temperature"])} if "temperature" in source.generation else {}
+    temperature = source.generation.get("temperature")
+    chosen = {"chat_temperature": temperature} if isinstance(temperature, int | float) and temperature >= 0 else {}
     record = {
         "stage": stage,
         "parent": None,

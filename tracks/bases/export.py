@@ -35,14 +35,20 @@ def write_folder(model: GPT, tokenizer: Tokenizer, manifest: Record, folder: Pat
             weight = weight[: config.vocab_size]
         weights[names.theirs] = weight.contiguous()
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    public = manifest["public"]
+    public = manifest.get("public")
+    if not public:
+        raise UserError("the model's manifest does not say where it came from: bring it in again")
     dropped = ("quantization_config", "dtype", "torch_dtype")
     settings = {name: value for name, value in public["config"].items() if name not in dropped}
     settings |= {"architectures": [FAMILIES[config.family].architecture], "dtype": "float32"}
     settings |= {"max_position_embeddings": config.max_seq_len, "vocab_size": config.vocab_size}
+    settings["tie_word_embeddings"] = config.tie_embeddings
     write_json(folder / "config.json", settings)
     write_tokenizer(tokenizer, folder, config.max_seq_len)
-    generation = {**public["generation"], "bos_token_id": tokenizer.bos, "eos_token_id": list(tokenizer.turn_ends)}
+    ends = public["generation"].get("eos_token_id", public["config"].get("eos_token_id"))
+    ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    ends = list(dict.fromkeys([tokenizer.turn_end, *ends]))
+    generation = {**public["generation"], "eos_token_id": ends}
     write_json(folder / "generation_config.json", generation)
     checks = [_compare_models(model, folder), _compare_tokenizers(tokenizer, folder)]
     write_text(folder / "README.md", _card(model, manifest, checks))
@@ -88,7 +94,9 @@ def _compare_tokenizers(tokenizer: PublicTokenizer, folder: Path) -> str:
         ids = loaded(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         return sum(ours != theirs for ours, theirs in zip(expected, ids, strict=True))
 
-    if differing(library.PreTrainedTokenizerFast.from_pretrained(folder)):
+    loaded = library.PreTrainedTokenizerFast.from_pretrained(folder)
+    first = loaded("x")["input_ids"] == [*tokenizer.prefix, *tokenizer.encode("x")]
+    if not first or differing(loaded):
         raise UserError("transformers gives other ids for some texts, the export is not kept")
     sentence = f"tokenizer: transformers gives the same ids for {len(texts):,} texts"
     # It has a class for some architectures, which does not read all of a tokenizer.json.

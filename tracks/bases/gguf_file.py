@@ -153,7 +153,19 @@ class GGUFFile:
             state = self._of_pieces()
         else:
             raise UserError(f"{self.path} has a vocabulary of the kind {model or 'none'}, which is not known")
+        if self.begins_with_bos:
+            state["post_processor"] = _with_first(self.get("tokenizer.ggml.tokens")[self.bos], self.bos)
         return json.dumps(state, ensure_ascii=False)
+
+    @property
+    def bos(self) -> int:
+        return self.get("tokenizer.ggml.bos_token_id", -1)
+
+    @property
+    def begins_with_bos(self) -> bool:
+        """True if every text begins with the bos token; a file that does not say is read as llama.cpp reads it."""
+        usual = self.get("tokenizer.ggml.model") == "llama" or self.get("tokenizer.ggml.pre") in LLAMA3_SPLITS
+        return bool(self.get("tokenizer.ggml.add_bos_token", usual)) and self.bos >= 0
 
     def _tokens(self) -> tuple[list[str], list[int]]:
         tokens = self.get("tokenizer.ggml.tokens")
@@ -235,6 +247,18 @@ def _added(tokens: Sequence[str], types: Sequence[int]) -> Record:
     return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "post_processor": None}
 
 
+def _with_first(token: str, id: int) -> Record:
+    """Return the post-processor of a tokenizer.json that puts a token before each text."""
+    first = {"SpecialToken": {"id": token, "type_id": 0}}
+    texts = [{"Sequence": {"id": name, "type_id": number}} for number, name in enumerate("AB")]
+    return {
+        "type": "TemplateProcessing",
+        "single": [first, texts[0]],
+        "pair": [first, *texts],
+        "special_tokens": {token: {"id": token, "ids": [id], "tokens": [token]}},
+    }
+
+
 # How GPT-4 split texts: words with a character before them, digits in groups of three, signs, blanks.
 GPT4 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -263,9 +287,11 @@ class Splitting:
         return {"type": "Sequence", "pretokenizers": parts}
 
 
-SPLITS = {  # tokenizer.ggml.pre
+LLAMA3_SPLITS = ("llama-bpe", "llama3", "llama-v3", "smaug-bpe")  # converters differ in the name
+QWEN2_SPLITS = ("qwen2", "deepseek-r1-qwen")
+SPLITS = {  # by tokenizer.ggml.pre
     "gpt-2": Splitting(),
     "smollm": Splitting(single_digits=True),
-    "llama-bpe": Splitting(GPT4, whole_words=True),
-    "qwen2": Splitting(GPT4.replace(r"\p{N}{1,3}", r"\p{N}"), composed=True),
+    **dict.fromkeys(LLAMA3_SPLITS, Splitting(GPT4, whole_words=True)),
+    **dict.fromkeys(QWEN2_SPLITS, Splitting(GPT4.replace(r"\p{N}{1,3}", r"\p{N}"), composed=True)),
 }

@@ -67,6 +67,8 @@ class ScaledRotary(RotaryTable):
         super().__init__(positions, channels, base)
 
     def fill(self) -> None:
+        if self.cos.is_meta:  # a model without memory
+            return
         positions, pairs = self.cos.shape
         position = torch.arange(positions, device="cpu", dtype=torch.float64)
         angles = torch.outer(position, rates_of(pairs, self.base, self.scaling))

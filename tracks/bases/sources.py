@@ -4,6 +4,7 @@
 are safetensors, the tokenizer is a tokenizer.json, and a class that a folder brings along is a reason to refuse it.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -101,6 +103,8 @@ def _open_folder(folder: Path, context: int, template: str) -> Source:
                     stored[name] = tuple(file.get_slice(name).get_shape())
         except SafetensorError as error:
             raise UserError(f"{path} cannot be read: {error}") from None
+    if config.tie_embeddings and _has_another_head(places):
+        config = replace(config, tie_embeddings=False)  # as `transformers` reads it
     theirs = {names.ours: names.theirs for names in names_of(config)}
 
     def read(ours: str) -> Tensor:
@@ -108,7 +112,7 @@ def _open_folder(folder: Path, context: int, template: str) -> Source:
         with safe_open(places[name], "pt") as file:
             return file.get_tensor(name).float()
 
-    definition, used, has_template = _folder_definition(folder, settings, template)
+    definition, used, has_template = _folder_definition(folder, settings, template, config)
     return Source(
         place=str(folder),
         files=[folder / "config.json", *shards, *used],
@@ -122,6 +126,18 @@ def _open_folder(folder: Path, context: int, template: str) -> Source:
         licence=_licence(folder / "README.md"),
         has_template=has_template,
     )
+
+
+def _has_another_head(places: Mapping[str, Path]) -> bool:
+    """Return True if a head is stored beside the embedding, and is not the same."""
+    names = ("lm_head.weight", "model.embed_tokens.weight")
+    if not all(name in places for name in names):
+        return False
+    tensors = []
+    for name in names:
+        with safe_open(places[name], "pt") as file:
+            tensors.append(file.get_tensor(name))
+    return not torch.equal(*tensors)
 
 
 def _licence(card: Path) -> str:
@@ -150,7 +166,9 @@ def _shards(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _folder_definition(folder: Path, settings: Record, template: str) -> tuple[Definition, list[Path], bool]:
+def _folder_definition(
+    folder: Path, settings: Record, template: str, config: PublicConfig
+) -> tuple[Definition, list[Path], bool]:
     """Return the tokenizer of a folder, the files that it comes from, and whether it has a chat template."""
     file = folder / "tokenizer.json"
     if not file.is_file():
@@ -172,7 +190,7 @@ def _folder_definition(folder: Path, settings: Record, template: str) -> tuple[D
     ends = [*_ids(generation.get("eos_token_id")), *_ids(settings.get("eos_token_id"))]
     text = file.read_text(encoding="utf-8")
     begins = bool(options.get("add_bos_token"))
-    return _about(folder, _definition, text, own, template, special, ends, begins), used, bool(own)
+    return _about(folder, _definition, text, own, template, special, ends, begins, config), used, bool(own)
 
 
 def _ids(value: Any) -> list[int]:
@@ -206,7 +224,6 @@ def _open_gguf(path: Path, context: int, template: str) -> Source:
         special[f"{name}_token"] = tokens[id] if id is not None and id < len(tokens) else None
     own = file.get("tokenizer.chat_template", "")
     ends = _ids(settings["eos_token_id"])
-    begins = bool(file.get("tokenizer.ggml.add_bos_token", file.get("tokenizer.ggml.model") == "llama"))
     names = {one.ours: one for one in names_of(config)}
     heads = {"attn_q": config.heads, "attn_k": config.kv_heads}
     return Source(
@@ -217,7 +234,9 @@ def _open_gguf(path: Path, context: int, template: str) -> Source:
         stored={name: file.shape(name) for name in file.tensors},
         names={ours: one.gguf for ours, one in names.items()},
         read=lambda ours: file.read_as(names[ours], heads),
-        definition=_about(path, _definition, file.tokenizer(), own, template, special, ends, begins),
+        definition=_about(
+            path, _definition, file.tokenizer(), own, template, special, ends, file.begins_with_bos, config
+        ),
         generation={},
         licence=file.get("general.license", ""),
         has_template=bool(own),
@@ -236,13 +255,20 @@ def _about(path: Path, read: Callable[..., Read], *inputs: Any) -> Read:
 
 
 def _definition(
-    text: str, own: str, wanted: str, special: Mapping[str, str | None], ends: Sequence[int], begins: bool
+    text: str,
+    own: str,
+    wanted: str,
+    special: Mapping[str, str | None],
+    ends: Sequence[int],
+    begins: bool,
+    config: PublicConfig,
 ) -> Definition:
     """Return a tokenizer's definition.
 
     text: of the tokenizer.json. own: the model's chat template, if any. wanted: the template that was asked for.
     special: tokens by their role. ends: tokens that end a text. begins: texts begin with the bos_token.
     """
+    text = _within(text, config.vocab_size)
     core = PublicCore(text)
     ids: dict[str, int] = {}
     for role, token in special.items():
@@ -251,10 +277,9 @@ def _definition(
             raise UserError(f"its {role} {token} is not in its vocabulary")
         if id is not None:
             ids[role] = id
-    # What the library puts before a text.
-    added = core.backend.encode("a", add_special_tokens=True).ids
-    plain = core.backend.encode("a", add_special_tokens=False).ids
-    prefix = added[: next(place for place in range(len(added)) if added[place:][: len(plain)] == plain)]
+    prefix = _prefix(core)
+    if len(prefix) > 1:
+        raise UserError("its texts begin with several tokens, which is not known here")
     if not prefix and begins and "bos_token" in ids:
         prefix = [ids["bos_token"]]
     document = core.special_tokens.get(OF_DOCUMENTS, ids.get("bos_token", ids.get("eos_token")))
@@ -271,13 +296,34 @@ def _definition(
             raise UserError(f"--template={wanted} is none of {', '.join(TEMPLATES)}, and no file: {error}") from None
     template = own or usual_template(core.special_tokens)
     variables = {role: token for role, token in special.items() if token}
-    found = Definition(text, template, bos, prefix, ends, variables, date.today().isoformat())
+    day = date.today().isoformat() if "strftime_now" in template else ""
+    found = Definition(text, template, bos, prefix, ends, variables, day)
     if template:
         ends = [*turn_end(found), *ends]
     ends = list(dict.fromkeys([*ends, bos]))
-    if max(ends) >= core.vocab_size:
-        raise UserError(f"its token {max(ends)} ends a text, and its vocabulary has {core.vocab_size:,}")
+    outside = [id for id in ends if not 0 <= id < config.vocab_size]
+    if outside:
+        raise UserError(f"its token {outside[0]} ends a text, and its vocabulary has {config.vocab_size:,}")
     return replace(found, ends=ends)
+
+
+def _within(text: str, size: int) -> str:
+    """Return a tokenizer.json without the added tokens that the embedding has no row for, as Gemma 3's for images."""
+    try:
+        state = json.loads(text)
+        added = [token for token in state["added_tokens"] if token["id"] < size]
+    except (ValueError, LookupError, TypeError):
+        return text  # the library says what is wrong
+    return text if len(added) == len(state["added_tokens"]) else json.dumps(state | {"added_tokens": added})
+
+
+def _prefix(core: PublicCore) -> list[int]:
+    """Return the tokens that the library puts before every text."""
+    added, plain = (core.backend.encode("a", add_special_tokens=special).ids for special in (True, False))
+    for place in range(len(added)):
+        if added[place : place + len(plain)] == plain:
+            return added[:place]
+    return []
 
 
 def _check(source: Source) -> None:
@@ -301,7 +347,7 @@ def _check(source: Source) -> None:
             raise UserError(
                 f"{source.place}: {there} has the shape {source.stored[there]}, and config.json says {shape}"
             )
-    size = PublicTokenizer(source.definition).vocab_size
+    size = len(PublicTokenizer(source.definition).token_lengths())
     if size > config.vocab_size:
         raise UserError(f"{source.place}: its vocabulary has {size:,} tokens, and its embedding {config.vocab_size:,}")
 

@@ -4,8 +4,8 @@ A template sees the messages, the tools, and a few functions; it reaches no attr
 file and no module. Text in a message never becomes a special token, even if it spells one.
 
 Which tokens a model learns is found by rendering. A template that marks them itself, with `{% generation %}`, is taken
-at its word. Otherwise a conversation is rendered with marks around what the assistant says, and the end of the turn
-behind it is learned too.
+at its word. Otherwise an answer is what follows its prompt, up to the end of the turn. Where a template writes an old
+answer in another way than it asks for one, the answer is found by marks around its content.
 """
 
 import json
@@ -71,7 +71,7 @@ def _environment(day: datetime) -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 class JinjaTemplate:
     """A `nanochat.tokenizer.ChatTemplate`.
 
-    ends: tokens that end a turn. day: what a template that asks for the date is told, as 2026-11-27; always the same,
+    ends: tokens that end a turn. day: what a template that asks for the date is told, like 2026-11-27; always the same,
     so that training can be repeated on another day.
     """
 
@@ -83,9 +83,10 @@ class JinjaTemplate:
         self.plain = backend  # reads every text as plain
         self.ends = frozenset(ends)
         try:
-            self.template = _environment(datetime.fromisoformat(day)).from_string(source)
-        except jinja2.TemplateError as error:
-            raise UserError(f"its chat template cannot be read: {error}") from None
+            self.template = _environment(datetime.fromisoformat(day or "2026-01-01")).from_string(source)
+        # Nested too deep, or a constant too large, is an error of Python.
+        except Exception as error:
+            raise UserError(f"its chat template cannot be read: {_line(error)}") from None
         self.marks_itself = re.search(r"\{%-?\s*generation\b", source) is not None
 
     @cached_property
@@ -122,10 +123,10 @@ class JinjaTemplate:
                 **self.variables,
             )
         except jinja2.TemplateError as error:
-            raise UserError(f"the chat template refuses the conversation: {error}") from None
-        # Whatever a template computes may fail: an index, a sum of a text and a number.
-        except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
-            raise UserError(f"the chat template fails for the conversation: {error!r}") from None
+            raise UserError(f"the chat template refuses the conversation: {_line(error)}") from None
+        # Whatever a template computes may fail: an index, a sum of a text and a number, a text too long for memory.
+        except Exception as error:
+            raise UserError(f"the chat template fails for the conversation: {_line(error)}") from None
 
     # ---- to tokens ----
 
@@ -144,59 +145,66 @@ class JinjaTemplate:
         tools = _tools(conversation)
         text = self.text(messages, tools)
         tokens = list(self._tokens(text))
-        return [id for id, _ in tokens], self._mask(tokens, self._learned(text, messages, tools))
-
-    def _learned(self, text: str, messages: Sequence[dict[str, Any]], tools: Any) -> list[Span]:
-        """Return what the assistant writes in the text that the template makes of messages."""
-        if self.marks_itself:
-            found = _spans(text, self.text(messages, tools, marks=True))
-        else:
-            answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-            found = self._spans_of(text, messages, tools, answers, _whole)
-            if found is None:  # a template that changes some of them: each alone, in the way that it leaves whole
-                found = []
-                for number in answers:
-                    ways = (self._spans_of(text, messages, tools, [number], part) for part in (_whole, _words, _answer))
-                    found += next((spans for spans in ways if spans), [(-1, -1)])
-        if found is None or (-1, -1) in found:
-            raise UserError("it cannot be found in the chat template which tokens the assistant writes")
-        return found
-
-    def _spans_of(
-        self,
-        text: str,
-        messages: Sequence[dict[str, Any]],
-        tools: Any,
-        numbers: Sequence[int],
-        part: Callable[[str], Span],
-    ) -> list[Span] | None:
-        """Return where a part of some messages' contents stands in the text; None if the template changes it."""
-        marked = list(messages)
-        for number in numbers:
-            content = messages[number]["content"]
-            start, stop = part(content)
-            content = content[:start] + BEGIN + content[start:stop] + END + content[stop:]
-            marked[number] = {**messages[number], "content": content}
-        try:
-            found = _spans(text, self.text(marked, tools))
-        except UserError:  # a template may look at contents
-            return None
-        return found if found is not None and len(found) == len(numbers) else None
-
-    def _mask(self, tokens: Sequence[tuple[int, Span]], spans: Sequence[Span]) -> list[int]:
-        """Return 1 for each token that has a character of a span, and for the end of the turn right behind it."""
         mask = [0] * len(tokens)
-        left = iter(spans)
-        span = next(left, None)
+        if self.marks_itself:
+            spans = _spans(text, self.text(messages, tools, marks=True))
+            if spans is None:
+                raise UserError("the chat template writes another text where it marks what the assistant writes")
+            for start, stop in spans:
+                for place, (_, span) in enumerate(tokens):
+                    if span[1] > start and span[0] < stop:
+                        mask[place] = 1
+            return [id for id, _ in tokens], mask
+        for number, message in enumerate(messages):
+            if message["role"] == "assistant":
+                span = self._behind_prompt(text, messages, tools, number) or self._around(text, messages, tools, number)
+                if span is None:
+                    raise UserError("it cannot be found in the chat template which tokens the assistant writes")
+                self._learn(mask, tokens, text, span)
+        return [id for id, _ in tokens], mask
+
+    def _behind_prompt(self, text: str, messages: Sequence[dict[str, Any]], tools: Any, number: int) -> Span | None:
+        """Return where a message stands, from the end of its prompt on; None if the text does not go on like that."""
+        try:
+            prompt = self.text(messages[:number], tools, prompt=True)
+            whole = self.text(messages[: number + 1], tools)
+        except UserError:  # a template may ask for an end by the assistant, or the user
+            return None
+        if text.startswith(whole) and whole.startswith(prompt):
+            return len(prompt), len(whole)
+        return None
+
+    def _around(self, text: str, messages: Sequence[dict[str, Any]], tools: Any, number: int) -> Span | None:
+        """Return where a message's content stands, or what the template leaves of it; None if it changes all of it."""
+        content = messages[number]["content"]
+        for start, stop in (_whole(content), _words(content), _answer(content)):
+            marked = list(messages)
+            inner = content[:start] + BEGIN + content[start:stop] + END + content[stop:]
+            marked[number] = {**messages[number], "content": inner}
+            try:
+                found = _spans(text, self.text(marked, tools))
+            except UserError:  # a template may look at contents
+                continue
+            if found:
+                return found[0]
+        return None
+
+    def _learn(self, mask: list[int], tokens: Sequence[tuple[int, Span]], text: str, span: Span) -> None:
+        """Set the mask for the tokens of a span, up to the end of the turn; that may stand behind it, after blanks."""
+        behind: list[int] = []
         for place, (id, (start, stop)) in enumerate(tokens):
-            while span is not None and start >= span[1]:
-                # The first token behind the span: the end of the turn, unless the span had it already.
-                if id in self.ends and not (place and mask[place - 1] and tokens[place - 1][0] in self.ends):
-                    mask[place] = 1
-                span = next(left, None)
-            if span is not None and stop > span[0] and start < span[1]:
+            if stop <= span[0]:
+                continue
+            if id in self.ends and start >= span[0]:
+                for one in (*behind, place):
+                    mask[one] = 1
+                return
+            if start < span[1]:
                 mask[place] = 1
-        return mask
+            elif text[start:stop].isspace():
+                behind.append(place)
+            else:
+                return
 
     def _parted(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Return messages for the template: contents are text, with a mark in each name of a special token."""
@@ -235,6 +243,11 @@ def _spoken(message: Message) -> str:
 
 def _tools(conversation: Conversation) -> Any:
     return conversation.get("tools")
+
+
+def _line(error: Exception) -> str:
+    """Return an error's first line, or its type."""
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def _spans(text: str, marked: str) -> list[Span] | None:

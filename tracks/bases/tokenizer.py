@@ -35,7 +35,7 @@ class Definition:
     prefix: Sequence[int] = ()  # what each text begins with
     ends: Sequence[int] = ()  # end an answer; the one that the template writes comes first
     variables: dict[str, str] = field(default_factory=dict)  # for the template: bos_token and others
-    day: str = "2026-01-01"  # when the model was brought in: the date that a template is told
+    day: str = ""  # when the model was brought in: the date that a template is told, if it asks for one
 
 
 class PublicCore:

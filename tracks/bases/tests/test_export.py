@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 from nanochat.errors import UserError
 from tracks.bases.export import write_folder
-from tracks.bases.sources import open_source
-from tracks.bases.tests.public_models import CASES, CHATML, model_of, save_folder
+from tracks.bases.sources import open_source, weights_of
+from tracks.bases.tests.public_models import CASES, CHATML, model_of, save_folder, save_gguf
 from tracks.bases.tests.test_template import conversations
 from tracks.bases.tokenizer import PublicTokenizer
 
@@ -48,6 +48,22 @@ def test_a_model_goes_out_as_it_came(case: str, tmp_path: Path) -> None:
     assert "the model that came from a place, at stage chat_sft, step 0" in card
     # It can come in again.
     assert open_source(str(tmp_path / "out")).config == source.config
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma3"])
+def test_a_gguf_file_goes_out_as_a_folder_and_comes_in_again(case: str, tmp_path: Path) -> None:
+    """With what its texts begin with."""
+    save_gguf(case, tmp_path / "model.gguf")
+    source = open_source(str(tmp_path / "model.gguf"))
+    (tmp_path / "out").mkdir()
+    write_folder(
+        model_of(source), PublicTokenizer(source.definition), record_of(tmp_path / "model.gguf"), tmp_path / "out"
+    )
+    again = open_source(str(tmp_path / "out"))
+    assert again.config == source.config
+    assert list(again.definition.prefix) == list(source.definition.prefix) == ([0] if case == "gemma3" else [])
+    weights, expected = weights_of(again), weights_of(source)
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
 def test_a_shorter_context_is_written(tmp_path: Path) -> None:

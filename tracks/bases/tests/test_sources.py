@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from nanochat.errors import UserError
 from nanochat.paths import read_sha256
 from tracks.bases.sources import open_source, weights_of
 from tracks.bases.templates import CHATML as OURS
-from tracks.bases.tests.public_models import CHATML, VOCABULARY, save_folder
+from tracks.bases.tests.public_models import CHATML, VOCABULARY, model_of, save_folder
+from tracks.bases.tokenizer import PublicTokenizer
 
 Damage = Callable[[Path], object]
 
@@ -205,6 +207,41 @@ def test_a_vocabulary_larger_than_the_embedding(tmp_path: Path) -> None:
     change(tmp_path / "config.json", vocab_size=300)
     with pytest.raises(UserError, match=r"its vocabulary has \d+ tokens, and its embedding 300"):
         open_source(str(tmp_path))
+
+
+def test_added_tokens_beyond_the_embedding_are_left_out(tmp_path: Path) -> None:
+    """As in Gemma 3's vocabulary, whose last token is for images."""
+    save_folder("gemma3", tmp_path)
+    file = tmp_path / "tokenizer.json"
+    state = json.loads(file.read_text(encoding="utf-8"))
+    token = {**state["added_tokens"][0], "id": VOCABULARY, "content": "<image>"}
+    file.write_text(json.dumps({**state, "added_tokens": [*state["added_tokens"], token]}), encoding="utf-8")
+    tokenizer = PublicTokenizer(open_source(str(tmp_path)).definition)
+    assert "<image>" not in tokenizer.special_tokens
+    assert len(tokenizer.token_lengths()) <= VOCABULARY
+
+
+def test_a_head_beside_the_embedding_counts(tmp_path: Path) -> None:
+    """If a config says that they are one and the file has two, `transformers` takes the two."""
+    save_folder("gemma3", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert open_source(str(tmp_path)).config.tie_embeddings
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + 1}, tmp_path / "model.safetensors")
+    source = open_source(str(tmp_path))
+    assert not source.config.tie_embeddings
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(model_of(source)(ids), theirs(ids).logits, rtol=1e-4, atol=1e-4)
+    same = {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
+    save_file(tensors | same, tmp_path / "model.safetensors")
+    assert open_source(str(tmp_path)).config.tie_embeddings
+
+
+def test_the_day_counts_only_where_a_template_asks_for_it(saved: Path, tmp_path: Path) -> None:
+    assert open_source(str(saved)).definition.day == ""
+    (tmp_path / "dated.jinja").write_text("{{ strftime_now('%Y') }}<|im_end|>")
+    assert open_source(str(saved), template=str(tmp_path / "dated.jinja")).definition.day
 
 
 def test_a_place_that_is_not_there(tmp_path: Path) -> None:

@@ -39,7 +39,23 @@ TOOLS = (
     "{%- if tools %}{{ '<|im_start|>system\n' }}{% for tool in tools %}{{ tool | tojson }}{{ '\n' }}{% endfor %}"
     "{{ '<|im_end|>\n' }}{% endif %}" + CHATML
 )
+# As Qwen3 writes: thoughts of the last answer stay, an empty thought is put before a last answer that has none.
+KEEPING = (
+    "{% for message in messages %}{% set content = message.content %}{% set thought = '' %}"
+    "{% if message.role == 'assistant' and '</think>' in content %}"
+    "{% set thought = content.split('</think>')[0].split('<think>')[-1].strip('\n') %}"
+    "{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+    "{{ '<|im_start|>' + message.role + '\n' }}"
+    "{% if message.role == 'assistant' and loop.last %}{{ '<think>\n' + thought + '\n</think>\n\n' }}{% endif %}"
+    "{{ content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+# As Llama 2 writes: a blank before the end.
+SPACED = (
+    "{% for message in messages %}{% if message.role == 'user' %}{{ '<bos>[INST] ' + message.content | trim + ' [/INST]' }}"
+    "{% elif message.role == 'assistant' %}{{ ' ' + message.content | trim + ' <|im_end|>' }}{% endif %}{% endfor %}"
+)
 TEMPLATES = {"chatml": CHATML, "stripped": STRIPPED, "thinking": THINKING, "marked": MARKED, "tools": TOOLS}
+TEMPLATES |= {"keeping": KEEPING, "spaced": SPACED}
 TOOL = {
     "type": "function",
     "function": {"name": "add", "description": "Adds <two> & 'more' — 더하기", "parameters": {}},
@@ -117,6 +133,30 @@ def test_masks(name: str, case: str) -> None:
         assert learned.replace("\n", "").replace(" ", "") == expected.replace("\n", "").replace(" ", "")
         ends = {id for id, one in zip(ids, mask, strict=True) if one and id in (2, 6)}
         assert sum(one for id, one in zip(ids, mask, strict=True) if id in ends) == len(answers)
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma3"])
+@pytest.mark.parametrize(
+    ("name", "answers", "learned"),
+    [
+        ("keeping", ["<think>\nhm\n</think>\n\nI."], "<think>\nhm\n</think>\n\nI.<|im_end|>"),
+        ("keeping", ["I."], "<think>\n\n</think>\n\nI.<|im_end|>"),
+        # An old answer has lost its thoughts.
+        ("keeping", ["<think>\nhm\n</think>\n\nI.\n", "J."], "I.\n<|im_end|><think>\n\n</think>\n\nJ.<|im_end|>"),
+        ("spaced", ["I.", "\nJ.\n"], " I. <|im_end|> J. <|im_end|>"),
+        ("stripped", ["\n\nI.\n"], "I.<end_of_turn>"),
+        ("chatml", ["", "\n"], "<|im_end|>\n<|im_end|>"),
+    ],
+)
+def test_an_answer_is_what_follows_its_prompt(name: str, answers: list[str], learned: str, case: str) -> None:
+    ours = public(case, template=TEMPLATES[name], ends=(2, 6, 0))
+    messages = [
+        message
+        for answer in answers
+        for message in ({"role": "user", "content": "Who?"}, {"role": "assistant", "content": answer})
+    ]
+    ids, mask = render_conversation({"messages": messages}, ours)
+    assert ours.decode([id for id, one in zip(ids, mask, strict=True) if one]) == learned
 
 
 def test_the_prompt_is_what_a_reply_follows() -> None:
