@@ -139,8 +139,9 @@ def tokenize_items(
         prefix = _common_length(rows)
         scored = [len(row) - prefix for row in rows]
         if task.kind == COMPLETION:
-            # The prompt without the continuation only marks where the scored tokens begin. A vocabulary that joins its
-            # end with the continuation has the joint token scored; ours does not.
+            # The prompt without the continuation only marks where the scored tokens begin. A public vocabulary may join
+            # its end with the continuation, and then the joint token is scored; ours does not.
+            assert prefix == len(rows[0]) or tokenizer.template, "the tokens of a context change with its continuation"
             rows, scored = rows[1:], scored[1:]
         elif task.kind == SCHEMA:
             # The contexts differ; the continuation at the end is scored. <|bos|> is never scored.

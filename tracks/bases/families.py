@@ -129,7 +129,7 @@ def _windows(config: Record, default: Callable[[int], bool]) -> Record:
     if len(kinds) != depth or not set(kinds) <= set(letters):
         raise UserError(f"its layer_types {kinds} are not {depth} times sliding_attention or full_attention")
     pattern = "".join(letters[kind] for kind in kinds)
-    if "S" not in pattern:
+    if "S" not in pattern or not config.get("sliding_window"):
         return {"window_pattern": "L"}
     return {"window_pattern": pattern, "window": config["sliding_window"]}
 
@@ -226,7 +226,9 @@ def read_config(config: Record, context: int = 0) -> PublicConfig:
     """Return our config for a config.json. context: tokens, at most those of the model; 0: all of them."""
     key = family_of(config)
     family = FAMILIES[key]
-    known = {**family.defaults, **{name: value for name, value in config.items() if value is not None}}
+    # Without a value it is as if it were left out, but for a window: no window.
+    said = {name: value for name, value in config.items() if value is not None or name == "sliding_window"}
+    known = {**family.defaults, **said}
     for name, value in ONLY.items():
         if config.get(name, value) not in (value, None):
             raise UserError(f"its config has {name}={config[name]}, which is not known here")
@@ -243,7 +245,7 @@ def read_config(config: Record, context: int = 0) -> PublicConfig:
                 raise UserError(f"its config has {name}={known[name]}, which cannot be")
         heads = known["num_attention_heads"]
         longest = known["max_position_embeddings"]
-        rope = known.get("rope_parameters") or known.get("rope_scaling") or {}
+        rope = known.get("rope_scaling") or known.get("rope_parameters") or {}
         return PublicConfig(
             family=key,
             vocab_size=known["vocab_size"],

@@ -38,6 +38,7 @@ SIZES = {
 }
 # Every Llama from 3.1 on was first trained with so many tokens, and has these bounds.
 LLAMA3 = Scaling("llama3", low_freq_factor=1.0, high_freq_factor=4.0, context=8192)
+LAYERS_OF_27B = 62  # of Gemma 3
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # types of tokens
 
 
@@ -86,7 +87,10 @@ class GGUFFile:
         config["attention_bias"] = prefix != "qwen2" and "blk.0.attn_q.bias" in self.tensors
         config["mlp_bias"] = "blk.0.ffn_up.bias" in self.tensors
         if prefix == "gemma3":
-            config["query_pre_attn_scalar"] = config["head_dim"]
+            # The file does not say: the largest of the family has another one.
+            largest = config["num_hidden_layers"] == LAYERS_OF_27B
+            per_head = config["hidden_size"] // config["num_attention_heads"]
+            config["query_pre_attn_scalar"] = per_head if largest else config["head_dim"]
         for name in ("bos", "eos", "padding"):
             config[f"{name.removesuffix('ding')}_token_id"] = self.get(f"tokenizer.ggml.{name}_token_id")
         scaled = self._scaling(config)

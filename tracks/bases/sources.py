@@ -179,7 +179,8 @@ def _folder_definition(
     own = options.get("chat_template") or ""
     if isinstance(own, list):  # several by name
         own = {one["name"]: one["template"] for one in own}.get("default", "")
-    used = [path for path in (file, folder / "tokenizer_config.json", folder / "chat_template.jinja") if path.is_file()]
+    others = ("tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+    used = [file, *(folder / name for name in others if (folder / name).is_file())]
     if (folder / "chat_template.jinja").is_file():
         own = (folder / "chat_template.jinja").read_text(encoding="utf-8")
     generation = _json(folder / "generation_config.json") or {}

@@ -51,7 +51,8 @@ KEEPING = (
 )
 # As Llama 2 writes: a blank before the end.
 SPACED = (
-    "{% for message in messages %}{% if message.role == 'user' %}{{ '<bos>[INST] ' + message.content | trim + ' [/INST]' }}"
+    "{% for message in messages %}"
+    "{% if message.role == 'user' %}{{ '<bos>[INST] ' + message.content | trim + ' [/INST]' }}"
     "{% elif message.role == 'assistant' %}{{ ' ' + message.content | trim + ' <|im_end|>' }}{% endif %}{% endfor %}"
 )
 TEMPLATES = {"chatml": CHATML, "stripped": STRIPPED, "thinking": THINKING, "marked": MARKED, "tools": TOOLS}
