@@ -17,7 +17,7 @@ from nanochat.data.bundle import fetch_bundle
 from nanochat.data.corpus import learned_world, world_folder
 from nanochat.data.hub import HubFile
 from nanochat.paths import read_jsonl, text_sha256
-from nanochat.tokenizer import Tokenizer
+from nanochat.tokenizer import FORMAT, Tokenizer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -141,7 +141,9 @@ def tokenize_items(
         if task.kind == COMPLETION:
             # The prompt without the continuation only marks where the scored tokens begin. A public vocabulary may join
             # its end with the continuation, and then the joint token is scored; ours does not.
-            assert prefix == len(rows[0]) or tokenizer.template, "the tokens of a context change with its continuation"
+            assert prefix == len(rows[0]) or tokenizer.format != FORMAT, (
+                "the tokens of a context change with its continuation"
+            )
             rows, scored = rows[1:], scored[1:]
         elif task.kind == SCHEMA:
             # The contexts differ; the continuation at the end is scored. <|bos|> is never scored.
