@@ -25,15 +25,22 @@ ONLY: Record = {
     "quantization_config": None,
 }
 
-# A config has these whole numbers, each at most so large.
-COUNTS = {
+# What is read of a config has these types and limits; a file is checked before anything of its size is made.
+COUNTS = {  # whole numbers above zero, at most so large
     "vocab_size": 2**24,
     "num_hidden_layers": 2**12,
     "hidden_size": 2**20,
     "intermediate_size": 2**20,
     "num_attention_heads": 2**12,
-    "max_position_embeddings": 2**24,
+    "num_key_value_heads": 2**12,
+    "head_dim": 2**12,
+    "max_position_embeddings": 2**22,
+    "sliding_window": 2**24,
+    "sliding_window_pattern": 2**12,
 }
+NUMBERS = ("rms_norm_eps", "rope_theta", "rope_local_base_freq", "query_pre_attn_scalar")  # above zero
+FLAGS = ("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window")
+OBJECTS = ("rope_scaling", "rope_parameters")
 
 
 # ---- names ----
@@ -236,13 +243,10 @@ def read_config(config: Record, context: int = 0) -> PublicConfig:
     known["hidden_act"] = config.get("hidden_activation") or config.get("hidden_act") or known["hidden_act"]
     if "_sliding_window_pattern" in known:
         known["sliding_window_pattern"] = known["_sliding_window_pattern"]
-    if known["hidden_act"] not in ACTIVATIONS:
+    if str(known["hidden_act"]) not in ACTIVATIONS:
         raise UserError(f"its activation is {known['hidden_act']}: only {', '.join(ACTIVATIONS)} are known")
+    _check_types(known)
     try:
-        # Before a model is made, which would need as much time and memory as these numbers say.
-        for name, most in COUNTS.items():
-            if not (type(known[name]) is int and 0 < known[name] <= most):
-                raise UserError(f"its config has {name}={known[name]}, which cannot be")
         heads = known["num_attention_heads"]
         longest = known["max_position_embeddings"]
         rope = known.get("rope_scaling") or known.get("rope_parameters") or {}
@@ -268,9 +272,32 @@ def read_config(config: Record, context: int = 0) -> PublicConfig:
         raise UserError(f"its config cannot be read: {error}") from None
 
 
+def _check_types(known: Record) -> None:
+    """Raise a UserError for a value of another type, or beyond its limit."""
+    for name, value in known.items():
+        if value is None:  # a window that is none
+            continue
+        if name in COUNTS:
+            good = type(value) is int and 0 < value <= COUNTS[name]
+        elif name in NUMBERS:
+            good = _is_positive(value)
+        elif name in FLAGS:
+            good = type(value) is bool
+        else:
+            good = name not in OBJECTS or isinstance(value, dict)
+        if not good:
+            raise UserError(f"its config has {name}={value}, which cannot be")
+
+
+def _is_positive(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < 1e15  # nor is it NaN
+
+
 def _rope(parameters: Record, base: float) -> Record:
     """Return the fields for rotary positions, from `rope_parameters` or the older `rope_scaling`."""
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if not isinstance(parameters, dict):
+        raise UserError(f"its config has rotary parameters {parameters}, which cannot be")
+    kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
     if kind not in SCALINGS:
         raise UserError(f"its rotary positions are scaled by {kind}: only {', '.join(SCALINGS)} are known")
     if parameters.get("partial_rotary_factor", 1.0) != 1.0:
@@ -279,5 +306,8 @@ def _rope(parameters: Record, base: float) -> Record:
     missing = [name for name in SCALINGS[kind].fields if values.get(name) is None]
     if missing:
         raise UserError(f"its rotary positions are scaled by {kind}, without {', '.join(missing)}")
+    wrong = [name for name in (*SCALINGS[kind].fields, "rope_theta") if not _is_positive(values.get(name, base))]
+    if wrong:
+        raise UserError(f"its config has {wrong[0]}={values[wrong[0]]} for rotary positions, which cannot be")
     fields = {f"rope_{name}": values[name] for name in SCALINGS[kind].fields}
     return {"rope_kind": kind, "rope_base": float(parameters.get("rope_theta", base)), **fields}

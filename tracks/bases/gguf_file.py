@@ -78,7 +78,12 @@ class GGUFFile:
         [family] = [family for family in FAMILIES.values() if family.gguf == prefix]
         config["architectures"] = [family.architecture]
         config["model_type"] = family.model_type
-        if "head_dim" not in config and config.get("num_attention_heads"):
+        missing = [
+            SIZES[name] for name in ("hidden_size", "num_attention_heads", "num_hidden_layers") if not config.get(name)
+        ]
+        if missing:
+            raise UserError(f"{self.path} has no {prefix}.{missing[0]}")
+        if "head_dim" not in config:
             config["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
         if prefix != "gemma3":
             config.pop("sliding_window", None)  # these families use none, whatever the file says

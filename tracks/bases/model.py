@@ -85,6 +85,8 @@ class PublicConfig(GPTConfig):
             raise UserError(f"activation={self.activation} is not known, use one of {', '.join(ACTIVATIONS)}")
         if self.rope_kind not in SCALINGS:
             raise UserError(f"rope_kind={self.rope_kind} is not known, use one of {', '.join(SCALINGS)}")
+        if self.channels % 2:
+            raise UserError(f"channels={self.channels} of a head cannot rotate in pairs")
         if len(self.window_pattern) not in (1, self.depth):
             raise UserError(f"window_pattern={self.window_pattern} needs one letter, or depth={self.depth} of them")
         if "S" in self.window_pattern and not self.window:

@@ -47,6 +47,12 @@ def test_old_files() -> None:
     assert (config.tie_embeddings, config.score_scale, config.embedding_scale) == (True, 256**-0.5, 8.0)
 
 
+def test_no_window() -> None:
+    """As `transformers` reads a window without a value."""
+    settings = settings_of("qwen2-windows", layer_types=None) | {"sliding_window": None}
+    assert read_config(settings).windows == [0, 0, 0]
+
+
 def test_a_shorter_context() -> None:
     assert read_config(settings_of("llama"), context=100).max_seq_len == 100
     assert read_config(settings_of("llama"), context=10_000).max_seq_len == 512  # not more than it was made for
@@ -75,7 +81,21 @@ def test_a_shorter_context() -> None:
         ("qwen3", {"layer_types": ["full_attention"]}, "are not 3 times sliding_attention or full_attention"),
         ("qwen3", {"layer_types": ["linear_attention"] * 3}, "are not 3 times"),
         ("llama", {"hidden_size": None}, "its config has no hidden_size"),
-        ("llama", {"hidden_size": "many"}, "its config"),
+        ("llama", {"hidden_size": "many"}, "its config has hidden_size=many, which cannot be"),
+        ("llama", {"head_dim": 15}, "channels=15 of a head cannot rotate in pairs"),
+        ("llama", {"head_dim": -4}, "its config has head_dim=-4"),
+        ("llama", {"num_key_value_heads": 2.0}, "its config has num_key_value_heads=2.0"),
+        ("llama", {"rms_norm_eps": "x"}, "its config has rms_norm_eps=x"),
+        ("llama", {"rms_norm_eps": float("nan")}, "its config has rms_norm_eps=nan"),
+        ("llama", {"tie_word_embeddings": "false"}, "its config has tie_word_embeddings=false"),
+        ("llama", {"rope_parameters": [1]}, "its config has rope_parameters=[1]"),
+        ("llama", {"rope_parameters": {"rope_theta": "x"}}, "its config has rope_theta=x for rotary positions"),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": "4"}}, "its config has factor=4 for rotary"),
+        ("llama", {"rope_parameters": {"rope_type": ["linear"]}}, "scaled by ['linear']"),
+        ("llama", {"hidden_act": ["silu"]}, "its activation is ['silu']"),
+        ("gemma3", {"query_pre_attn_scalar": 0}, "its config has query_pre_attn_scalar=0"),
+        ("gemma3", {"layer_types": None, "sliding_window_pattern": 0}, "its config has sliding_window_pattern=0"),
+        ("gemma3", {"layer_types": 5}, "its config cannot be read"),
         ("llama", {"num_key_value_heads": 3}, "kv_heads=3 does not divide heads=4"),
         ("llama", {"vocab_size": -5}, "its config has vocab_size=-5"),
         ("llama", {"num_hidden_layers": 10**9}, "its config has num_hidden_layers=1000000000"),
