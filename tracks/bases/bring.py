@@ -35,7 +35,7 @@ class Config(TagSettings):
     Llama, Qwen2, Qwen3 and Gemma 3 can be read.
     """
 
-    from_: str = option("", "folder, GGUF file, or hub:OWNER/NAME")
+    from_: str = option("", "folder, GGUF file, or hub:OWNER/NAME, with @REVISION for one of its commits")
     source: Literal["", Source] = option(
         "", "stage of the model (default: sft if it has a chat template of its own, else base)", short="-i"
     )

@@ -60,7 +60,7 @@ class Source:
 
 
 def open_source(place: str, context: int = 0, template: str = "") -> Source:
-    """Return the model at a place: a folder, a GGUF file, or hub:OWNER/NAME.
+    """Return the model at a place: a folder, a GGUF file, or hub:OWNER/NAME, which may name a @REVISION.
 
     context: tokens, at most those of the model; 0: all of them. template: in place of the model's own; a name in
     TEMPLATES, or a file.
@@ -76,11 +76,20 @@ def open_source(place: str, context: int = 0, template: str = "") -> Source:
     return source
 
 
-def download(repo: str) -> Path:
-    """Return the folder of a model of the hub, or of a mirror, with its config, weights and tokenizer."""
-    files = repo_files(repo, (".safetensors", ".json", ".jinja", "README.md"), kind="model")
-    wanted = [file for file in files if "/" not in file.path]  # folders hold other forms of the same model
-    return fetch(wanted)[0].parent
+def download(name: str) -> Path:
+    """Return the folder of a model of the hub, or of a mirror, with its config, weights and tokenizer.
+
+    name: OWNER/NAME, or OWNER/NAME@REVISION.
+    """
+    repo, _, revision = name.partition("@")
+    found = repo_files(repo, (".safetensors", ".json", ".jinja", "README.md"), kind="model")
+    files = [replace(file, revision=revision or None) for file in found if "/" not in file.path]  # no other forms of it
+    if not any(file.path == "config.json" for file in files):
+        raise UserError(f"hub:{name} has no config.json: it is not a model that `transformers` reads")
+    folders = {path.parent for path in fetch(files)}
+    if len(folders) > 1:
+        raise UserError(f"files of hub:{name} on this machine are of several revisions: name one, hub:{repo}@REVISION")
+    return folders.pop()
 
 
 # ---- a folder ----
@@ -157,7 +166,8 @@ def _shards(folder: Path) -> list[Path]:
         found = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
         others = f", only {found[0]}, which may hold code" if found else ""
         raise UserError(f"{folder} has no weights as safetensors{others}")
-    names = sorted(set(index.get("weight_map", {}).values()))
+    places = index.get("weight_map")
+    names = sorted(set(map(str, places.values()))) if isinstance(places, dict) else []
     if not names or any(Path(name).name != name for name in names):
         raise UserError(f"{folder / INDEX} names no files of this folder")
     missing = [name for name in names if not (folder / name).is_file()]
@@ -176,26 +186,47 @@ def _folder_definition(
     options = _json(folder / "tokenizer_config.json") or {}
     if "auto_map" in options:
         raise UserError(f"{folder} has a tokenizer with code of its own, which is not run")
-    own = options.get("chat_template") or ""
-    if isinstance(own, list):  # several by name
-        own = {one["name"]: one["template"] for one in own}.get("default", "")
     others = ("tokenizer_config.json", "chat_template.jinja", "generation_config.json")
     used = [file, *(folder / name for name in others if (folder / name).is_file())]
+    own = _own_template(options.get("chat_template"))
     if (folder / "chat_template.jinja").is_file():
-        own = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        own = _text(folder / "chat_template.jinja")
+    special = {}  # by role
+    for role in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        value = options.get(role)
+        value = value.get("content") if isinstance(value, dict) else value
+        if not isinstance(value, str | None):
+            raise UserError(f"{folder}: its tokenizer_config.json has {role}={value}, which is no text")
+        special[role] = value
     generation = _json(folder / "generation_config.json") or {}
-    special = {}  # by role, such as bos_token
-    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
-        value = options.get(name)
-        special[name] = value["content"] if isinstance(value, dict) else value
-    ends = [*_ids(generation.get("eos_token_id")), *_ids(settings.get("eos_token_id"))]
-    text = file.read_text(encoding="utf-8")
+    ends = _about(folder, _ids, [generation.get("eos_token_id"), settings.get("eos_token_id")])
     begins = bool(options.get("add_bos_token"))
-    return _about(folder, _definition, text, own, template, special, ends, begins, config), used, bool(own)
+    definition = _about(folder, _definition, _text(file), own, template, special, ends, begins, config)
+    return definition, used, bool(own)
 
 
-def _ids(value: Any) -> list[int]:
-    return [] if value is None else [value] if isinstance(value, int) else list(value)
+def _own_template(value: Any) -> str:
+    """Return the chat template in a tokenizer_config.json: a text, or several by name."""
+    if isinstance(value, list):
+        named = [one for one in value if isinstance(one, dict) and one.get("name") == "default"]
+        value = named[0].get("template") if named else None
+    return value if isinstance(value, str) else ""
+
+
+def _ids(values: Sequence[Any]) -> list[int]:
+    """Return token ids that a config has, each alone or as a list; UserError for anything else."""
+    flat = [id for value in values if value is not None for id in (value if isinstance(value, list) else [value])]
+    for id in flat:
+        if type(id) is not int:
+            raise UserError(f"its eos_token_id has {id!r}, which is no id")
+    return flat
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is damaged: it is no UTF-8") from None
 
 
 def _json(path: Path) -> Record | None:
@@ -224,7 +255,7 @@ def _open_gguf(path: Path, context: int, template: str) -> Source:
         id = file.get(f"tokenizer.ggml.{entry}_token_id")
         special[f"{name}_token"] = tokens[id] if id is not None and id < len(tokens) else None
     own = file.get("tokenizer.chat_template", "")
-    ends = _ids(settings["eos_token_id"])
+    ends = _ids([settings["eos_token_id"]])
     names = {one.ours: one for one in names_of(config)}
     heads = {"attn_q": config.heads, "attn_k": config.kv_heads}
     return Source(
