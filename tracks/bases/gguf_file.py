@@ -5,6 +5,7 @@ Gemma's gains are one larger, tables of frequencies stand for a scaled rotary, a
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,6 +49,7 @@ class GGUFFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            _check_lengths(path)
             self.reader = gguf.GGUFReader(path)
             self.tensors = {tensor.name: tensor for tensor in self.reader.tensors}
         # A file cut in half, or of another kind: errors of many types.
@@ -236,6 +238,52 @@ class GGUFFile:
                 "merges": [list(merge) for merge in merges],
             },
         }
+
+
+# Bytes of the values in a file's head, by their type; texts and arrays begin with a length.
+VALUE_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+TEXT, ARRAY = 8, 9
+
+
+def _check_lengths(path: Path) -> None:
+    """Raise a ValueError if a length in the head is larger than the file: the library would make room for it.
+
+    The head is b"GGUF", the version, the numbers of tensors and entries, then entries of a name, a type and a value.
+    """
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+
+        def number(width: int) -> int:
+            data = file.read(width)
+            if len(data) < width:
+                raise ValueError("it ends too early")
+            return int.from_bytes(data, "little")
+
+        def skip(count: int) -> None:
+            if count > size - file.tell():
+                raise ValueError("it names more than it has")
+            file.seek(count, os.SEEK_CUR)
+
+        if file.read(4) != b"GGUF":
+            raise ValueError("it begins with other bytes")
+        number(4)
+        tensors, entries = number(8), number(8)
+        if max(tensors, entries) > size:
+            raise ValueError("it names more than it has")
+        for _ in range(entries):
+            skip(number(8))
+            kind = number(4)
+            count = 1
+            if kind == ARRAY:
+                kind = number(4)
+                count = number(8)
+            if kind == TEXT:
+                for _ in range(count):
+                    skip(number(8))
+            elif kind in VALUE_BYTES:
+                skip(count * VALUE_BYTES[kind])
+            else:
+                raise ValueError(f"it has a value of the type {kind}")
 
 
 def _added(tokens: Sequence[str], types: Sequence[int]) -> Record:

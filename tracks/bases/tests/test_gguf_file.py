@@ -1,6 +1,7 @@
 """GGUF files: the model, config and vocabulary that were written into them."""
 
 import json
+import struct
 from pathlib import Path
 
 import gguf
@@ -123,6 +124,14 @@ def test_a_file_cut_off(place: int, tmp_path: Path) -> None:
     (tmp_path / "cut.gguf").write_bytes(data[:place])
     with pytest.raises(UserError, match=r"cut\.gguf cannot be read as GGUF"):
         GGUFFile(tmp_path / "cut.gguf")
+
+
+def test_a_length_that_the_file_cannot_have(tmp_path: Path) -> None:
+    """A head of 60 bytes that names an array of a billion numbers."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<IIQ", 9, 5, 10**9)
+    (tmp_path / "long.gguf").write_bytes(head + bytes(8))
+    with pytest.raises(UserError, match=r"long\.gguf cannot be read as GGUF: it names more than it has"):
+        GGUFFile(tmp_path / "long.gguf")
 
 
 def test_what_is_not_known(tmp_path: Path) -> None:

@@ -175,6 +175,23 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         lambda folder: change(folder / "tokenizer_config.json", eos_token="</nothing>"),
         "its eos_token </nothing> is not in its vocabulary",
     ),
+    "token no text": (
+        lambda folder: change(folder / "tokenizer_config.json", bos_token=5),
+        r"its tokenizer_config\.json has bos_token=5, which is no text",
+    ),
+    "end no id": (
+        lambda folder: change(folder / "generation_config.json", eos_token_id="2"),
+        "its eos_token_id has '2', which is no id",
+    ),
+    "end below": (
+        lambda folder: change(folder / "generation_config.json", eos_token_id=-1),
+        "its token -1 ends a text, and its vocabulary has 700",
+    ),
+    "index no map": (
+        lambda folder: change(folder / "model.safetensors.index.json", weight_map=[]),
+        "names no files of this folder",
+    ),
+    "no UTF-8": (lambda folder: (folder / "tokenizer.json").write_bytes(b"\xff"), "is damaged: it is no UTF-8"),
     "template": (
         lambda folder: (folder / "chat_template.jinja").write_text("{% for %}"),
         "its chat template cannot be read",
