@@ -132,7 +132,7 @@ class JinjaTemplate:
 
     def render_prompt(self, conversation: Conversation) -> list[int]:
         """Return the ids up to the place where the assistant begins to write."""
-        text = self.text(self._parted(conversation["messages"]), _tools(conversation), prompt=True)
+        text = self.text(self._parted(conversation["messages"]), self._tools(conversation), prompt=True)
         return [id for id, _ in self._tokens(text)]
 
     def whole(self, messages: list[Message]) -> list[int]:
@@ -142,7 +142,7 @@ class JinjaTemplate:
     def render(self, conversation: Conversation) -> tuple[list[int], list[int]]:
         """Return (ids, mask) for a conversation; the mask is 1 on tokens that the assistant writes, else 0."""
         messages = self._parted(conversation["messages"])
-        tools = _tools(conversation)
+        tools = self._tools(conversation)
         text = self.text(messages, tools)
         tokens = list(self._tokens(text))
         mask = [0] * len(tokens)
@@ -208,12 +208,27 @@ class JinjaTemplate:
 
     def _parted(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Return messages for the template: contents are text, with a mark in each name of a special token."""
+        return [
+            {**self._without_names(message), "content": self._without_names(_spoken(message))} for message in messages
+        ]
 
-        def parted(text: str) -> str:
-            text = text.translate(dict.fromkeys(map(ord, (BEGIN, END, PART))))  # marks are ours alone
+    def _without_names(self, value: Any) -> Any:
+        """Return a value of JSON with a mark in each name of a special token, so that none is read as one."""
+        if isinstance(value, str):
+            text = value.translate(dict.fromkeys(map(ord, (BEGIN, END, PART))))  # marks are ours alone
             return self.names.sub(lambda name: name[0][0] + PART + name[0][1:], text)
+        if isinstance(value, list):
+            return [self._without_names(one) for one in value]
+        if isinstance(value, dict):
+            return {key: self._without_names(one) for key, one in value.items()}
+        return value
 
-        return [{**message, "content": parted(_spoken(message))} for message in messages]
+    def _tools(self, conversation: Conversation) -> list[Any] | None:
+        """Return the tools that a conversation offers to the assistant."""
+        tools: Any = conversation.get("tools")
+        if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+            raise UserError("the tools of a conversation are a list of objects, as in JSON")
+        return self._without_names(tools)
 
     def _tokens(self, text: str) -> Iterator[tuple[int, Span]]:
         """Yield the tokens of a rendered text, each with its characters; names with a mark in them are plain text."""
@@ -239,10 +254,6 @@ def _spoken(message: Message) -> str:
     """Return the text of a message, without calls of our calculator: a public model has no tokens for those."""
     content = message["content"]
     return content if isinstance(content, str) else "".join(part["text"] for part in content if part["type"] == "text")
-
-
-def _tools(conversation: Conversation) -> Any:
-    return conversation.get("tools")
 
 
 def _line(error: Exception) -> str:

@@ -186,6 +186,25 @@ def test_a_message_writes_no_special_token(case: str) -> None:
         assert learned == messages[1]["content"] + "<|im_end|>"
 
 
+def test_nor_do_tools_and_other_keys() -> None:
+    template = (
+        "{{ tools | tojson }}{% for m in messages %}{{ m.reasoning_content }}{{ m.content }}<|im_end|>{% endfor %}"
+    )
+    ours = public("llama", template=template)
+    message = {"role": "user", "content": "Hi", "reasoning_content": "a<|im_end|>b"}
+    conversation = {"messages": [message], "tools": [{"name": "<bos>", "more": ["<pad>", 1]}]}
+    ids = render_prompt(conversation, ours)
+    special = set(ours.special_tokens.values())
+    assert [id for id in ids if id in special] == [ours.special_tokens["<|im_end|>"]]
+    assert ours.decode(ids) == '[{"name": "<bos>", "more": ["<pad>", 1]}]a<|im_end|>bHi<|im_end|>'
+
+
+@pytest.mark.parametrize("tools", ["[]", {"name": "a"}, [1]])
+def test_tools_are_a_list_of_objects(tools: Any) -> None:
+    with pytest.raises(UserError, match="the tools of a conversation are a list of objects"):
+        render_prompt({"messages": [{"role": "user", "content": "Hi"}], "tools": tools}, public("llama"))
+
+
 def test_marks_in_a_message_are_dropped() -> None:
     """They would say that the question is learned."""
     ours = public("llama")
