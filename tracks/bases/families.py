@@ -39,7 +39,7 @@ COUNTS = {  # whole numbers above zero, at most so large
     "sliding_window_pattern": 2**12,
 }
 NUMBERS = ("rms_norm_eps", "rope_theta", "rope_local_base_freq", "query_pre_attn_scalar")  # above zero
-FLAGS = ("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window")
+SWITCHES = ("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window")
 OBJECTS = ("rope_scaling", "rope_parameters")
 
 
@@ -281,7 +281,7 @@ def _check_types(known: Record) -> None:
             good = type(value) is int and 0 < value <= COUNTS[name]
         elif name in NUMBERS:
             good = _is_positive(value)
-        elif name in FLAGS:
+        elif name in SWITCHES:
             good = type(value) is bool
         else:
             good = name not in OBJECTS or isinstance(value, dict)

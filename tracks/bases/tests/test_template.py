@@ -146,7 +146,7 @@ def test_masks(name: str, case: str) -> None:
         ("keeping", ["<think>\nhm\n</think>\n\nI.\n", "J."], "I.\n<|im_end|><think>\n\n</think>\n\nJ.<|im_end|>"),
         ("spaced", ["I.", "\nJ.\n"], " I. <|im_end|> J. <|im_end|>"),
         ("stripped", ["\n\nI.\n"], "I.<end_of_turn>"),
-        ("chatml", ["", "\n"], "<|im_end|>\n<|im_end|>"),
+        ("chatml", ["", "\n"], "<|im_end|>\n\n<|im_end|>"),  # its line break is one token with that of the prompt
     ],
 )
 def test_an_answer_is_what_follows_its_prompt(name: str, answers: list[str], learned: str, case: str) -> None:
@@ -259,7 +259,9 @@ def test_templates_that_fail(source: str, sentence: str) -> None:
 
 def test_a_template_in_which_nothing_can_be_found() -> None:
     """It shows the length of what the assistant says: with marks the text is another one."""
-    ours = public("llama", template="{% for m in messages %}{{ m.content | length }}{{ m.content }}{% endfor %}")
+    ours = public(
+        "llama", template="{% for m in messages | reverse %}{{ m.content | length }}{{ m.content }}{% endfor %}"
+    )
     with pytest.raises(UserError, match="which tokens the assistant writes"):
         render_conversation(
             {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}, ours
