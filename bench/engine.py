@@ -34,7 +34,8 @@ def ours(depth: int, count: int, samples: int):
 
     model, _ = our_model(VOCABULARY, depth, 64 * depth, depth, depth, max_seq_len=LENGTH, bos_id=0)
     special = dict(zip(SPECIAL_TOKENS, range(VOCABULARY - RESERVED, VOCABULARY), strict=True))
-    tokenizer = SimpleNamespace(special_tokens=special, encode=lambda text: [1], decode=lambda ids: "")
+    # No row ends early.
+    tokenizer = SimpleNamespace(special_tokens=special, turn_ends=(), encode=lambda text: [1], decode=lambda ids: "")
     engine = Engine(model, tokenizer)
     options = {"temperature": 1.0, "stop": frozenset()}
     requests = [Request(prompt, NEW, n=samples, **options) for prompt in prompts(count)]

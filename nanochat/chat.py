@@ -67,6 +67,8 @@ def check_conversation(conversation: Any) -> Conversation:
 def render_conversation(conversation: Conversation, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """Return (ids, mask) for a conversation; the mask is 1 on tokens the assistant writes, else 0."""
     check_conversation(conversation)
+    if tokenizer.template:
+        return tokenizer.template.render(conversation)
     special = tokenizer.special_tokens
     ids: list[int] = []
     mask: list[int] = []
@@ -105,6 +107,8 @@ def render_prompt(conversation: Conversation, tokenizer: Tokenizer) -> list[int]
     # Evaluations pass the reference answer along.
     if messages[-1]["role"] == "assistant":
         messages = messages[:-1]
+    if tokenizer.template:
+        return tokenizer.template.render_prompt({**conversation, "messages": messages})
     ids, _ = render_conversation({"messages": messages}, tokenizer)
     return [*ids, tokenizer.special_tokens["<|assistant_start|>"]]
 
@@ -112,7 +116,7 @@ def render_prompt(conversation: Conversation, tokenizer: Tokenizer) -> list[int]
 def render_text(conversation: Conversation, tokenizer: Tokenizer) -> list[int]:
     """Return the ids for a base model, which knows no conversations: it continues the last message."""
     check_conversation(conversation)
-    return [tokenizer.bos, *tokenizer.encode(text_of(conversation["messages"][-1]))]
+    return tokenizer.begin(text_of(conversation["messages"][-1]))
 
 
 def fitted_prompt(
@@ -129,11 +133,25 @@ def fitted_prompt(
     first = int(_has_system(messages))  # the oldest message that may go, a user message
     while len(ids) > room and len(messages) > first + 2:
         del messages[first : first + 2]  # a question goes together with the answer
-        ids = render_prompt({"messages": messages}, tokenizer)
-    if len(ids) > room:
+        ids = render_prompt({**conversation, "messages": messages}, tokenizer)
+    if len(ids) > room and tokenizer.template:
+        ids = _with_end_of_question({**conversation, "messages": messages}, tokenizer, room)
+    elif len(ids) > room:
         # Keep bos and user_start, and the end of the question.
         ids = ids[:2] + ids[len(ids) - room + 2 :]
     return ids, len(ids) < len(whole)
+
+
+def _with_end_of_question(conversation: Conversation, tokenizer: Tokenizer, room: int) -> list[int]:
+    """Return the prompt with as much of the last question's end as fits; a template may write anything around it."""
+    *before, question = conversation["messages"]
+    words = tokenizer.encode(text_of(question))
+    ids = render_prompt(conversation, tokenizer)
+    while len(ids) > room and words:
+        words = words[len(ids) - room :]
+        shorter: Message = {"role": "user", "content": tokenizer.decode(words)}
+        ids = render_prompt({**conversation, "messages": [*before, shorter]}, tokenizer)
+    return ids[max(0, len(ids) - room) :]  # what the template writes before it may be too long alone
 
 
 def _has_system(messages: list[Message]) -> bool:
@@ -182,7 +200,7 @@ class Reply:
         # Special token -> kind of part it begins; empty for tokens without meaning inside a reply.
         self._begins = dict.fromkeys(special.values(), "")
         for name, kind in PARTS.items():
-            if kind.marker:
+            if kind.marker and f"<|{kind.marker}_start|>" in special:  # other models call no calculator
                 self._begins[special[f"<|{kind.marker}_start|>"]] = name
                 self._begins[special[f"<|{kind.marker}_end|>"]] = "text"
 

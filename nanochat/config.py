@@ -162,8 +162,8 @@ def is_off(one: Field[Any], value: Any) -> bool:
 
 
 def flag_of(name: str) -> str:
-    """Return the flag for a field: max_seq_len -> --max-seq-len."""
-    return f"--{name.replace('_', '-')}"
+    """Return the flag for a field: max_seq_len -> --max-seq-len, and from_, as Python has that word, -> --from."""
+    return f"--{name.rstrip('_').replace('_', '-')}"
 
 
 def check_names(kind: str, names: Iterable[str], known: Collection[str]) -> None:
@@ -194,6 +194,7 @@ def _grouped(config_class: type[Any]) -> type[Any]:
         short = one.metadata["short"]
         text = one.metadata["text"]
         flag = tyro.conf.arg(
+            name=flag_of(one.name).removeprefix("--"),
             help=text,
             help_behavior_hint="" if "default:" in text else None,  # else tyro adds the default
             aliases=[short] if short else None,

@@ -23,7 +23,6 @@ from nanochat.log import print_line
 from nanochat.models import as_written
 from nanochat.tokenizer import Tokenizer
 
-ENDS = ("<|assistant_end|>", "<|bos|>")  # the tokens that end a turn
 SCORED_AT_ONCE = 256  # positions whose logits `Engine.score` computes together
 
 Likely = dict[int, float]  # log-probabilities of a token and likely others, by id, the likeliest first
@@ -121,7 +120,10 @@ class Engine:
         self.slots = slots or (256 if self.decoder.on_cuda else 64)
         self.tokenizer = tokenizer
         self.special = tokenizer.special_tokens
-        self.ends = frozenset(self.special[name] for name in ENDS)
+        # The tokens of the calculator; None: the model was trained elsewhere, and calls none.
+        self.call_start = self.special.get("<|python_start|>")
+        self.call_end = self.special.get("<|python_end|>")
+        self.ends = frozenset(tokenizer.turn_ends)
         self.rows: list[Sample] = []  # in the order of their slots
         self.waiting: deque[Sample] = deque()
         self.longest = 0  # most tokens that any sample so far may have
@@ -278,7 +280,7 @@ class Engine:
         """Return the row for `Decoder.seat`."""
         request = sample.request
         halting = np.zeros(self.config.vocab_size, dtype=bool)
-        halting[[*sample.stop, self.special["<|python_end|>"]]] = True
+        halting[list(sample.stop if self.call_end is None else {*sample.stop, self.call_end})] = True
         # All random numbers in advance: a sample does not depend on the rows beside it.
         uniform = np.zeros(self.decoder.length)
         generator = np.random.default_rng([request.seed, sample.number])
@@ -358,10 +360,10 @@ class Engine:
 
     def _answer(self, sample: Sample, token: int) -> list[int] | None:
         """Return the calculator's answer, perhaps empty, if the token ends an expression (the row waits); else None."""
-        if token == self.special["<|python_start|>"]:
+        if token == self.call_start:
             sample.expression = []
             return None
-        if token != self.special["<|python_end|>"]:
+        if token != self.call_end:
             if sample.expression is not None:
                 sample.expression.append(token)
             return None

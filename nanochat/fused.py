@@ -126,7 +126,8 @@ def pack(model: GPT) -> GPT:
     # Cast once here instead of in every forward.
     packed.embed.to(dtype)
     packed.value_embeds.to(dtype)
-    packed.set_submodule("rotary", PairTable(packed.rotary, packed.config.head_dim))
+    if packed.config.rotated_channels:
+        packed.set_submodule("rotary", PairTable(packed.rotary, packed.config.head_dim))
     copy_weights(packed, model)
     return packed.eval()
 
@@ -142,7 +143,8 @@ def _pack_attention(attention: Attention, source: Attention, dtype: torch.dtype)
     order = order.view(-1, config.head_dim)  # (heads + 2 * kv_heads, head_dim)
     heads = config.heads + config.kv_heads  # values keep their order
     rotated = order[:heads, : config.rotated_channels]
-    rotated.copy_(rotated.unflatten(1, (2, -1)).mT.flatten(1))  # channel i pairs with i + half of the rotated ones
+    if config.rotated_channels:  # otherwise the model rotates by tables of its own
+        rotated.copy_(rotated.unflatten(1, (2, -1)).mT.flatten(1))  # channel i pairs with i + half of the rotated ones
     attention.qkv = PackedLinear(lambda: torch.cat(weights)[order.flatten()], dtype)
     del attention.q, attention.k, attention.v
 

@@ -469,8 +469,11 @@ class GPT(nn.Module):
         torch's own would import the compiler's algebra, which takes seconds.
         """
         self._apply(lambda old: torch.empty(old.shape, dtype=old.dtype, device=device))
-        self.rotary.fill()
+        self.fill_tables()
         return self
+
+    def fill_tables(self) -> None:
+        self.rotary.fill()
 
     @classmethod
     def parameter_row(cls, name: str) -> ParameterRow:
@@ -551,7 +554,7 @@ class GPT(nn.Module):
         make = partial(make_mask, self.attention, length, keys, ids.device, positions=positions, bounded=bounded)
         masks = {window: make(window=window) for window in set(config.windows)}  # layers share them
         rotation = self.rotary(slice(length) if positions is None else positions)
-        return Context(ids, self._first_state(ids, cache), rotation, masks, cache)
+        return Context(ids, self.first_state(ids, cache), rotation, masks, cache)
 
     def sweep(self, x: Tensor, context: Context) -> Tensor:
         """Run all blocks on the state x (B, T, width); return the new state, normed. May run again on a context."""
@@ -591,7 +594,7 @@ class GPT(nn.Module):
         """Return the head's input, from the outputs of the last layer and the middle one."""
         return norm(x) if self.backout_lambda is None else self.backed_out(x, middle, self.backout_lambda)
 
-    def _first_state(self, ids: Tensor, cache: "Cache | None") -> Tensor:
+    def first_state(self, ids: Tensor, cache: "Cache | None") -> Tensor:
         """Return the first block's input: embedded tokens, with smear."""
         rows = self.gather_and_call(self.embed, self.embed, ids)
         if self.smear_lambda is None or self.smear_gate is None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from nanochat.chat import render_conversation
 from nanochat.dataloader import DataRecord, Loader
+from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.metrics import kept_figures, validation_metrics
 from nanochat.protocols import Conversation, Conversations, Mixture
@@ -90,7 +91,10 @@ class ChatLoader(Loader[Conversations]):
         pieces = []
         size = self.seq_len + 1
         for number in order[window * WINDOW : (window + 1) * WINDOW].tolist():
-            piece, is_short = fit_conversation(self.data[number], self.tokenizer, size)
+            try:
+                piece, is_short = fit_conversation(self.data[number], self.tokenizer, size)
+            except UserError as error:  # a public template refuses some conversations
+                raise UserError(f"conversation {number:,} of the mixture: {error}") from None
             counts["conversations"] += 1
             if piece is None:
                 counts["left out"] += 1

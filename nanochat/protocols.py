@@ -1,11 +1,17 @@
-"""Conversations, and what the library uses of tasks: the folder tasks/ makes them, and nanochat/ does not import it."""
+"""Conversations, and what the library uses of tasks and of tokenizers that other folders make.
 
-from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+Tasks are made in tasks/, which nanochat/ does not import; the tokenizers of public models in a track.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from typing_extensions import NotRequired, TypedDict
 
 from nanochat.log import Record
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # ---- conversations: nanochat.chat checks and renders them ----
 
@@ -101,4 +107,45 @@ class OpenTasks(Protocol):
 
     def __call__(self, names: str, unsafe_exec: bool = False, tokenizer: str = "default") -> Mapping[str, Task]:
         """Return tasks by name. names: separated by |, empty for those of the tokenizer's data."""
+        ...
+
+
+# ---- tokenizers ----
+
+
+class Core(Protocol):
+    """What encodes and decodes, as `rustbpe.Tokenizer` does: see rustbpe/rustbpe.pyi."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def special_tokens(self) -> dict[str, int]: ...
+
+    def encode(self, text: str) -> "np.ndarray": ...
+
+    def encode_batch(
+        self, texts: Sequence[str], prepend: int | None = None, threads: int = 0
+    ) -> "tuple[np.ndarray, np.ndarray]": ...
+
+    def encode_arrow(
+        self, array: Any, prepend: int | None = None, threads: int = 0
+    ) -> "tuple[np.ndarray, np.ndarray]": ...
+
+    def decode(self, ids: "Sequence[int] | np.ndarray") -> str: ...
+
+    def token_bytes(self, id: int) -> bytes: ...
+
+    def token_lengths(self) -> "np.ndarray": ...
+
+
+class ChatTemplate(Protocol):
+    """How conversations become tokens for a model that learned another form than ours, which is nanochat/chat.py's."""
+
+    def render(self, conversation: Conversation) -> tuple[list[int], list[int]]:
+        """Return (ids, mask) for a conversation; the mask is 1 on tokens that the assistant writes, else 0."""
+        ...
+
+    def render_prompt(self, conversation: Conversation) -> list[int]:
+        """Return the ids up to the place where the assistant begins to write."""
         ...

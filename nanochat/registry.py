@@ -18,6 +18,7 @@ from nanochat.errors import UserError
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     import torch
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from nanochat.metrics import Curve
     from nanochat.models import Fields
     from nanochat.runtime import Runtime
+    from nanochat.tokenizer import Tokenizer
 
 Entry = TypeVar("Entry")
 
@@ -105,14 +107,20 @@ AUGMENTATIONS: Door[Any] = Door(
 
 # ---- models: nanochat/models.py ----
 
-# The name is "kind" in a manifest; an entry is a class derived from induction.InductionGPT.
+# The name is "kind" in a manifest; an entry is a class derived from gpt.GPT.
 MODELS: "Door[type[GPT]]" = Door(
     "kind of model",
     "MODELS",
-    {"golf": "tracks.golf.model", "recursive": "tracks.recursion.model", "looped": "tracks.recursion.model"},
+    {
+        "golf": "tracks.golf.model",
+        "recursive": "tracks.recursion.model",
+        "looped": "tracks.recursion.model",
+        "public": "tracks.bases.model",
+    },
 )
 # The fields of each kind's config beside those of InductionGPT's, with the value that changes nothing. A field with
-# another value leads to the kind of model that has it, in --model and in a manifest from before there were kinds.
+# another value leads to the kind of model that has it, in --model and in a manifest from before there were kinds. A
+# kind without an entry is made by its track alone.
 MODEL_FIELDS: Mapping[str, Mapping[str, bool | int | float]] = {
     "golf": {"rope_dims": 0, "query_gain": 0.0, "qk_eps": 2**-23, "exclusive_last": 0, "orthogonal": False},
     "recursive": {"supervision": 0, "loops": 2, "passes": 1, "detached": 0},
@@ -125,6 +133,21 @@ CONFIGURATIONS: "Door[Fields]" = Door(
 # By kind of model: a function that adds a table to the outcome of scripts.base_loss.
 LOSS_TABLES: "Door[Callable[[GPT, EvalText, int, Runtime], Record]]" = Door(
     "kind of model", "LOSS_TABLES", {"recursive": "tracks.recursion.exits"}
+)
+
+# ---- tokenizers: nanochat/tokenizer.py ----
+
+# By "format" in the file: a function that makes the tokenizer from what the file has.
+TOKENIZERS: "Door[Callable[[Record], Tokenizer]]" = Door(
+    "format of a tokenizer", "TOKENIZERS", {"nanochat-public-tokenizer-1": "tracks.bases.tokenizer"}
+)
+
+# ---- exports: tracks/export/export.py ----
+
+# By kind of model: a function that fills a new folder for `transformers` from model, tokenizer and manifest, and
+# returns sentences on comparisons. tracks/export itself writes the kinds that are not here.
+EXPORTERS: "Door[Callable[[GPT, Tokenizer, Record, Path], list[str]]]" = Door(
+    "kind of model", "EXPORTERS", {"public": "tracks.bases.export"}
 )
 
 # ---- commands: nanochat/config.py ----
@@ -165,6 +188,7 @@ METERS: "Door[Callable[[torch.device], AbstractContextManager[Callable[[], list[
 STAGES = {"chat_dpo": "tracks.preferences.train"}
 # Titles of the sections that commands of tracks write.
 SECTIONS = {
+    "bases": "Public model",
     "recursion_eval": "Recursion",
     "golf_eval": "Golf",
     "chats": "Chat data",

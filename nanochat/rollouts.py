@@ -306,7 +306,7 @@ class Rollouts(PromptSource):
         self.engine = engine
         self.record = record
         self.tokenizer = trainer.tokenizer
-        self._end = self.tokenizer.special_tokens["<|assistant_end|>"]
+        self._end = self.tokenizer.turn_end
         self.name = name
         self.replay = replay
         if replay:

@@ -169,7 +169,7 @@ def flops_per_token(model: GPT, row_length: int) -> int:
     config = model.config
     weights = sum(weight.numel() for weight in model.blocks.parameters() if weight.ndim == 2)
     keys = (min(window or row_length, row_length) for window in config.windows)
-    sweep = 6 * weights + 12 * config.width * sum(keys)
+    sweep = 6 * weights + 12 * config.heads * config.head_dim * sum(keys)
     head = 6 * model.head_weight.numel()
     smear = 6 * SMEAR_GATE_INPUTS if config.smear else 0
     runs = config.applications

@@ -225,7 +225,7 @@ class Shards(Stacking):
         self.pieces = {name: piece for unit in self.units.values() for piece in unit.pieces for name in piece.names}
         # Parameters and tables that stay whole.
         model._apply(lambda old: torch.empty_like(old, device=runtime.device) if old.is_meta else old)
-        model.rotary.fill()
+        model.fill_tables()
         for name, parameter in model.named_parameters():
             if name not in self.pieces:
                 parameter.data.copy_(read(name))

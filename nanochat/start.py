@@ -85,6 +85,7 @@ class Start(Generic[Config]):
     # [stage, name] of what the models before learned from; None: there are none.
     learned: Sequence[Sequence[str]] | None
     suggestions: Mapping[str, Sequence[str]]  # of the model before, see `chat.suggestions`; a new model has none
+    public: Mapping[str, Any]  # where the first model came from, if it was not trained here
     changed_settings: Sequence[Record]  # by --resume=STEP, with the step
 
     @property
@@ -100,6 +101,8 @@ class Start(Generic[Config]):
             record["learned"] = self.learned
         if self.suggestions:
             record["suggestions"] = self.suggestions
+        if self.public:
+            record["public"] = self.public
         if self.changed_settings:
             record["changed_settings"] = self.changed_settings
         return record
@@ -174,6 +177,7 @@ def start_new(
         num_shards=shards,
         learned=None,
         suggestions={},
+        public={},
         changed_settings=_changes_so_far(resumed),
     )
 
@@ -239,6 +243,7 @@ def start_from_parent(
         num_shards=None,
         learned=manifest.get("learned", []) if saved else learned_from(manifest),
         suggestions=manifest.get("suggestions", {}),
+        public=manifest.get("public", {}),
         changed_settings=_changes_so_far(resumed),
     )
 

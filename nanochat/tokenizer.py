@@ -2,6 +2,8 @@
 
 The ids are 256 bytes, then merges, then special tokens. A tokenizer is saved as one JSON file. Text never becomes a
 special token: `encode` treats "<|bos|>" as seven ordinary characters.
+
+The tokenizer of a model that was trained elsewhere is a subclass, with a core of its own (registry.TOKENIZERS).
 """
 
 from __future__ import annotations
@@ -9,12 +11,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import rustbpe
+from nanochat import registry
 from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.paths import read_json, text_sha256, write_text
+from nanochat.protocols import ChatTemplate, Core
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,17 +35,30 @@ SPECIAL_TOKENS = (
     "<|output_start|>",  # the calculator answers
     "<|output_end|>",
 )
-FORMAT = "nanochat-tokenizer-1"  # changes when older code could no longer read the file
+FORMAT = "nanochat-tokenizer-1"  # changes when older code could no longer read the file; registry.TOKENIZERS has more
 
 
 class Tokenizer:
-    """Text to token ids and back by a `rustbpe.Tokenizer`, the core."""
+    """Text to token ids and back by a core, `rustbpe.Tokenizer`."""
+
+    format: ClassVar[str] = FORMAT  # of the file
+    core: Core
+    template: ChatTemplate | None = None  # None: ours
+    bos: int  # stands before every document
+    prefix: tuple[int, ...]  # what a text begins with when it is scored or continued
+    turn_end: int  # ends an answer
+    turn_ends: tuple[int, ...]  # all tokens that end a turn, that one first
+    text_ends: tuple[int, ...]  # tokens that end a text without turns
 
     def __init__(self, core: rustbpe.Tokenizer) -> None:
         self.core = core
         self.vocab_size: int = core.vocab_size
         self.special_tokens: dict[str, int] = core.special_tokens
         self.bos = self.special_tokens["<|bos|>"]
+        self.prefix = (self.bos,)
+        self.turn_end = self.special_tokens["<|assistant_end|>"]
+        self.turn_ends = (self.turn_end, self.bos)
+        self.text_ends = (self.bos,)
 
     @classmethod
     def train(cls, source: Iterable[str | pa.Array], vocab_size: int, **limits: Any) -> Tokenizer:
@@ -58,6 +75,11 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         return self.core.encode(text).tolist()
 
+    def begin(self, text: str) -> list[int]:
+        """Return the ids of a text that a model is to continue."""
+        ids = [*self.prefix, *self.encode(text)]
+        return ids or [self.bos]  # a model predicts the first token of a text from something
+
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the text; bytes that are not UTF-8 become U+FFFD, special tokens become their names."""
         return self.core.decode(ids)
@@ -72,10 +94,17 @@ class Tokenizer:
         # One spelling for equal definitions.
         return text_sha256(json.dumps(self._definition(), sort_keys=True, separators=(",", ":")))
 
+    @property
+    def bpe(self) -> rustbpe.Tokenizer:
+        """The core with its merges; UserError for the tokenizer of a model that was trained elsewhere."""
+        if not isinstance(self.core, rustbpe.Tokenizer):
+            raise UserError("the model has a tokenizer that was not trained here, which cannot be written so")
+        return self.core
+
     def _definition(self) -> Record:
         return {
-            "pattern": self.core.pattern,
-            "merges": self.core.merges.tolist(),
+            "pattern": self.bpe.pattern,
+            "merges": self.bpe.merges.tolist(),
             "special_tokens": self.special_tokens,
         }
 
@@ -84,7 +113,7 @@ class Tokenizer:
         content_hash = self.content_hash
         # token_bytes follows from the merges: other programs need the lengths for bits per byte.
         record = {
-            "format": FORMAT,
+            "format": self.format,
             "content_hash": content_hash,
             "training": training or {},
             **self._definition(),
@@ -103,6 +132,8 @@ class Tokenizer:
         except ValueError:
             record = {}  # damaged
         # Tokenizers of other programs are JSON files too.
+        if record.get("format") in registry.TOKENIZERS.modules:
+            return registry.load(registry.TOKENIZERS, record["format"])(record)
         if record.get("format") != FORMAT:
             raise UserError(f"{path} is not a tokenizer file with format {FORMAT}; use scripts.tok_train")
         # JSON keeps the order, but the ids decide.

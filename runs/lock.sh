@@ -7,6 +7,6 @@ PATH="$PATH:$PWD/.venv/bin"
 
 # The file must not depend on the machine, so neither the index nor a link directory is written to it.
 exec uv pip compile pyproject.toml --universal --python-version 3.10 --generate-hashes \
-  --extra=serve --extra=export --extra=teacher --extra=lab --extra=dev --no-emit-package=nanochat-rustbpe \
+  --extra=serve --extra=export --extra=bases --extra=teacher --extra=lab --extra=dev --no-emit-package=nanochat-rustbpe \
   --no-annotate --no-emit-index-url --no-emit-find-links --custom-compile-command "bash runs/lock.sh" \
   --quiet --output-file requirements.lock "$@"

@@ -63,7 +63,7 @@ def main(config: Config) -> None:
             top_k=config.top_k,
             top_p=config.top_p,
             seed=config.seed,
-            stop=frozenset([tokenizer.bos]) if is_base else None,
+            stop=frozenset(tokenizer.text_ends) if is_base else None,
         )
         chat = TerminalChat(Engine(model, tokenizer, slots=1), is_base, settings, out, interactive)
         if config.prompt is not None:

@@ -6,6 +6,6 @@ Other packages import from here:
              text_here; for embedded worlds learned_world, world_folder, world_seed
   documents  documents: the texts in a file; by_size: texts in groups; text_files: the files of a folder
   bundle     fetch_bundle, URL: the files of CORE
-  hub        dataset_files, fetch, HubFile, HubError, is_here, refusal, sha256: files by name
+  hub        repo_files, fetch, HubFile, HubError, is_here, refusal, sha256: files by name
   lanes      Chunk, Deal, Lane, Mix: the order of the rows, for `nanochat.dataloader`
 """

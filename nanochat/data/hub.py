@@ -1,4 +1,4 @@
-"""Data set files: from a mirror directory, or through `huggingface_hub`.
+"""Files of data sets and models: from a mirror directory, or through `huggingface_hub`.
 
 The mirror is the directory in NANOCHAT_HUB; it may have some of the files. For the others `huggingface_hub` supplies
 the cache, locks, retries, resumed downloads, HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE. A cached file is used
@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Any, Literal
 
 from nanochat.errors import UserError
 from nanochat.log import Progress
@@ -28,6 +28,9 @@ SERVER_TIMEOUT = 3.0  # seconds to wait before a server counts as unreachable
 SHOWN = 200  # characters of the names in an error, for each reason
 MAX_WAIT = "600"  # seconds, if a server asks to wait before the next attempt
 
+Kind = Literal["dataset", "model"]  # of a repository on the hub
+SPOKEN: dict[Kind, str] = {"dataset": "data set", "model": "model"}
+
 
 class HubError(UserError):
     """Files cannot be found or downloaded; the message is one sentence with the reasons."""
@@ -35,18 +38,19 @@ class HubError(UserError):
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file `path` in the data set `repo` ("owner/name"); without a repo, in the root of a mirror."""
+    """A file `path` in the data set or model `repo` ("owner/name"); without a repo, in the root of a mirror."""
 
     path: str
     repo: str = ""
     revision: str | None = None
+    kind: Kind = "dataset"  # of the repo
 
     def __post_init__(self) -> None:
         if any(Path(name).is_absolute() or ".." in Path(name).parts for name in (self.path, self.repo)):
-            raise HubError(f"{self} would lie outside of the data set's folder")
+            raise HubError(f"{self} would lie outside of the {SPOKEN[self.kind]}'s folder")
 
     def __str__(self) -> str:
-        return f"datasets/{self.repo}/{self.path}" if self.repo else self.path
+        return f"{self.kind}s/{self.repo}/{self.path}" if self.repo else self.path
 
     @property
     def on_hub(self) -> bool:
@@ -104,21 +108,21 @@ def _show_progress(downloads: Sequence[Future[Path]]) -> None:
         progress.update(text, number / len(downloads))
 
 
-def dataset_files(repo: str, suffixes: Sequence[str]) -> list[HubFile]:
-    """Return the files of a data set with one of the suffixes: those in a mirror, or else all that the hub lists."""
-    folder = (mirror() or base_dir()) / "datasets" / repo
+def repo_files(repo: str, suffixes: Sequence[str], kind: Kind = "dataset") -> list[HubFile]:
+    """Return the files of a repository with one of the suffixes: those in a mirror, or else all that the hub lists."""
+    folder = (mirror() or base_dir()) / f"{kind}s" / repo
     names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
     if not names:
         if reason := refusal(""):
-            raise HubError(f"the data set {repo} is not on this machine; {reason}")
+            raise HubError(f"the {SPOKEN[kind]} {repo} is not on this machine; {reason}")
         from huggingface_hub import HfApi, errors
 
         _distrust_answers()
         try:
-            names = HfApi().list_repo_files(repo, repo_type="dataset")
+            names = HfApi().list_repo_files(repo, repo_type=kind)
         except (errors.HfHubHTTPError, errors.HFValidationError) as error:
-            raise HubError(f"the data set {repo}: {str(error).partition(chr(10))[0]}") from None
-    return [HubFile(name, repo) for name in sorted(names) if name.endswith(tuple(suffixes))]
+            raise HubError(f"the {SPOKEN[kind]} {repo}: {str(error).partition(chr(10))[0]}") from None
+    return [HubFile(name, repo, kind=kind) for name in sorted(names) if name.endswith(tuple(suffixes))]
 
 
 def refusal(server: str) -> str:
@@ -182,7 +186,7 @@ def find(file: HubFile) -> Path | None:
         return None
     from huggingface_hub import try_to_load_from_cache
 
-    cached = try_to_load_from_cache(file.repo, file.path, revision=file.revision, repo_type="dataset")
+    cached = try_to_load_from_cache(file.repo, file.path, revision=file.revision, repo_type=file.kind)
     # Else None, or a marker for a file known to be missing.
     return Path(cached) if isinstance(cached, str) else None
 
@@ -199,14 +203,15 @@ def _download(file: HubFile, refused: str) -> Path:
         disable_progress_bars()  # eight at a time in a file are no lines; _show_progress prints some
     try:
         try:
-            path = hf_hub_download(file.repo, file.path, repo_type="dataset", revision=file.revision)
+            path = hf_hub_download(file.repo, file.path, repo_type=file.kind, revision=file.revision)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ESTALE):  # None: an answer of the hub
                 raise
             # Another process or machine cleans the cache. What came is kept.
-            path = hf_hub_download(file.repo, file.path, repo_type="dataset", revision=file.revision)
+            path = hf_hub_download(file.repo, file.path, repo_type=file.kind, revision=file.revision)
     except errors.GatedRepoError:
-        page = f"accept the conditions on huggingface.co/datasets/{file.repo}"
+        folder = "datasets/" if file.kind == "dataset" else ""
+        page = f"accept the conditions on huggingface.co/{folder}{file.repo}"
         raise HubError(f"{page} and put a token of the account into HF_TOKEN, or run `hf auth login`") from None
     blob = Path(path).resolve()  # where there are no links, the file itself
     # Large files are named by their SHA-256, small ones by git's hash: both are hashes of the content.

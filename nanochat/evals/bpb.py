@@ -222,10 +222,7 @@ def write_samples(model: GPT, tokenizer: Tokenizer) -> list[list[str]]:
     """Return [prompt, continuation] for each of PROMPTS, and print them: the likeliest tokens."""
     room = model.config.max_seq_len - 1  # leaves space for one new token
     # A short context keeps a prompt's end. 16 tokens are written after each prompt.
-    requests = [
-        Request([tokenizer.bos, *tokenizer.encode(prompt)][-room:], 16, stop=frozenset([tokenizer.bos]))
-        for prompt in PROMPTS
-    ]
+    requests = [Request(tokenizer.begin(prompt)[-room:], 16, stop=frozenset(tokenizer.text_ends)) for prompt in PROMPTS]
     rows = []
     for prompt, [completion] in zip(PROMPTS, Engine(model, tokenizer).generate(requests), strict=True):
         text = " ".join(tokenizer.decode(completion.tokens).split())

@@ -193,7 +193,7 @@ def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
     texts = [prompt for prompt in fields.prompt if isinstance(prompt, str)]  # all prompts or none
     rows = [prompt for prompt in fields.prompt if not isinstance(prompt, str)]
     if texts:
-        rows = [[tokenizer.bos, *tokenizer.encode(text)] for text in texts]
+        rows = [tokenizer.begin(text) for text in texts]
     elif max(map(max, rows)) >= tokenizer.vocab_size:
         raise ApiError(400, f"prompt has ids beyond the vocabulary of {tokenizer.vocab_size:,} tokens", "prompt")
     # Programs score a prompt by asking for one token more, and drop this token: then end tokens end a choice here and
@@ -204,7 +204,7 @@ def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
         is_chat=False,
         prompts=[engine_request(fields, row, fields.max_tokens, served, "prompt", stop) for row in rows],
         echo=fields.echo,
-        added_tokens=1 if texts else 0,
+        added_tokens=len(tokenizer.prefix) if texts else 0,
         likely=fields.logprobs,
     )
 

@@ -10,7 +10,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from nanochat.chat import Piece, Reply, parts
-from nanochat.engine import ENDS, Event, Sample, Score, samples_of
+from nanochat.engine import Event, Sample, Score, samples_of
 from nanochat.log import Record
 from nanochat.serve.requests import ApiError, ApiRequest, ServedModel
 from nanochat.serve.worker import Worker, engine_failed
@@ -65,7 +65,7 @@ class Choice:
             self._logprobs = []
         self._bytes = tokenizer.core.token_bytes  # of special tokens: the name
         self._special = set(tokenizer.special_tokens.values())
-        self._ends = [tokenizer.special_tokens[name] for name in ENDS]
+        self._ends = tokenizer.turn_ends
         self._reply = Reply(tokenizer)
         self._stops = StopFinder(request.fields.stop)
         self._pieces: list[Piece] = []  # shown, but not sent

@@ -133,17 +133,17 @@ def test_the_hub_has_what_a_mirror_lacks_and_failures_are_counted(server, tmp_pa
 
 
 def test_the_files_of_a_set_are_those_of_the_mirror_or_those_that_the_hub_lists(server, tmp_path, monkeypatch) -> None:
-    assert hub.dataset_files("some/set", [".bin"]) == [A, B, DEEP]
-    assert hub.dataset_files("some/set", ["c.bin"]) == [DEEP]
+    assert hub.repo_files("some/set", [".bin"]) == [A, B, DEEP]
+    assert hub.repo_files("some/set", ["c.bin"]) == [DEEP]
     with pytest.raises(HubError, match="the data set other/set: 404 Client Error"):
-        hub.dataset_files("other/set", [".bin"])
+        hub.repo_files("other/set", [".bin"])
     with pytest.raises(HubError, match="the data set no name: Repo id must"):
-        hub.dataset_files("no name", [".bin"])
+        hub.repo_files("no name", [".bin"])
     monkeypatch.setenv("NANOCHAT_HUB", str(write(tmp_path / "mirror", f"{DEEP}", "datasets/some/set/read.me")))
-    assert hub.dataset_files("some/set", [".bin"]) == [DEEP]
+    assert hub.repo_files("some/set", [".bin"]) == [DEEP]
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(HubError, match="the data set other/set is not on this machine; downloads are switched off"):
-        hub.dataset_files("other/set", [".bin"])
+        hub.repo_files("other/set", [".bin"])
     # A gated set names its conditions and the token.
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.delenv("NANOCHAT_HUB")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from nanochat.data.hub import dataset_files, fetch, sha256
+from nanochat.data.hub import fetch, repo_files, sha256
 from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.paths import read_jsonl
@@ -52,7 +52,7 @@ def open_sources(sources: str, licenses: str, known: DataSets, tokenizer: str) -
             files = [_open_file(path, origin) for path in chat_files(place, SUFFIXES)]
         elif word.startswith("hub:"):
             origin["source"] = word.removeprefix("hub:")
-            files = [_open_file(path, origin) for path in fetch(dataset_files(origin["source"], SUFFIXES))]
+            files = [_open_file(path, origin) for path in fetch(repo_files(origin["source"], SUFFIXES))]
         else:
             name, _, split = word.partition("/")
             origin["source"] = name = find_task(name, known)

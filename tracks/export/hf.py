@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from nanochat import registry
 from nanochat.checkpoint import learned_from, manifest_hash
 from nanochat.errors import UserError
 from nanochat.gpt import GPT, NORM_EPS, Block, GPTConfig, norm
@@ -252,6 +253,9 @@ def swap_halves(weight: Tensor, head_dim: int) -> Tensor:
 def write_folder(exported: Exported, folder: Path) -> list[str]:
     """Write config, weights, tokenizer and model card; return sentences on each comparison."""
     model = exported.model
+    if model.config.kind in registry.EXPORTERS.modules:
+        write = registry.load(registry.EXPORTERS, model.config.kind)
+        return write(model, exported.tokenizer, exported.manifest, folder)
     architecture = architecture_of(model.config)
     print0(f"export: as {architecture.name}")
     write_model(exported, architecture, folder)

@@ -101,7 +101,7 @@ def written_tokens(tokenizer: Tokenizer) -> list[str]:
 def written_merges(tokenizer: Tokenizer) -> list[tuple[str, str]]:
     # In the order of their ids, which is the order of priority.
     tokens = written_tokens(tokenizer)
-    return [(tokens[left], tokens[right]) for left, right in tokenizer.core.merges.tolist()]
+    return [(tokens[left], tokens[right]) for left, right in tokenizer.bpe.merges.tolist()]
 
 
 # ---- tokenizers and transformers ----
@@ -118,7 +118,7 @@ def write_hf(tokenizer: Tokenizer, folder: Path, context: int) -> None:
     # Byte-level BPE: split into words by the pattern, write bytes as letters, merge.
     vocabulary = {token: rank for rank, token in enumerate(written_tokens(tokenizer))}
     hf = tokenizers.Tokenizer(models.BPE(vocabulary, written_merges(tokenizer)))
-    split = pre_tokenizers.Split(tokenizers.Regex(tokenizer.core.pattern), "isolated")
+    split = pre_tokenizers.Split(tokenizers.Regex(tokenizer.bpe.pattern), "isolated")
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     hf.pre_tokenizer = pre_tokenizers.Sequence([split, letters])
     hf.decoder = decoders.ByteLevel()

@@ -79,7 +79,7 @@ def without_defaults(config: "GPTConfig") -> Record:
 
 def vocabulary_of(tokenizer: "Tokenizer") -> Record:
     """Return the arguments with which rustbpe makes the tokenizer."""
-    core = tokenizer.core
+    core = tokenizer.bpe
     return {"merges": core.merges.tolist(), "special_tokens": list(core.special_tokens), "pattern": core.pattern}
 
 

@@ -172,6 +172,7 @@ def write_merge(tag: str, models: Sequence[Checkpoint], tensors: Tensors, facts:
     taken = ("stage", "parent", "config", "tokenizer", "dtype", "model")
     record = {name: first.manifest[name] for name in taken}
     record["suggestions"] = first.manifest.get("suggestions", {})
+    record["public"] = first.manifest.get("public", {})
     loop = first.manifest["loop"]
     record |= {
         "merge": facts | {"models": list(map(origin, models))},

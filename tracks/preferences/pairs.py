@@ -126,8 +126,13 @@ class PairRow(NamedTuple):
     @classmethod
     def of(cls, conversation: Conversation, tokenizer: Tokenizer) -> "PairRow":
         """Return the row for a conversation that ends with an answer."""
-        ids, mask = map(torch.tensor, render_conversation(conversation, tokenizer))
-        start = len(render_prompt(conversation, tokenizer))  # of the answer
+        rendered, learned = render_conversation(conversation, tokenizer)
+        prompt = render_prompt(conversation, tokenizer)
+        start = len(prompt)  # of the answer
+        if rendered[:start] != prompt:  # a public template may write an answer in another way than it asks for one
+            last = len(learned) - learned[::-1].index(1) - 1
+            start = last - learned[last::-1].index(0) + 1
+        ids, mask = torch.tensor(rendered), torch.tensor(learned)
         return cls(
             inputs=ids[start - 1 : -1],  # shifted right by one
             targets=torch.where(mask[start:] == 1, ids[start:], -1),

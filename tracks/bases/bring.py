@@ -1,0 +1,102 @@
+"""Bring a public model in, to evaluate it, chat with it, fine-tune it and export it again.
+
+python -m tracks.bases.bring --from=SmolLM2-135M-Instruct --tag=smol
+"""
+
+from dataclasses import asdict
+from typing import Literal
+
+from nanochat.config import Count, option, options, run_script
+from nanochat.errors import UserError
+from nanochat.log import Record, print0
+from nanochat.outcome import Outcome
+from nanochat.settings import TagSettings
+from nanochat.stages import MODELS, Source
+from nanochat.statistics import NOT_KNOWN
+
+# Fine-tuning inherits these from its parent. With this batch they become a few times 1e-5 for tables, gains and biases
+# (param_groups.group_rates), and Muon changes an entry of a matrix by about as much in a step.
+SETTINGS: Record = {
+    "data": "",
+    "total_batch_size": 16_384,
+    "embedding_lr": 2e-4,
+    "unembedding_lr": 2e-4,
+    "matrix_lr": 0.005,
+    "scalar_lr": 0.002,
+    "grad_clip": 1.0,
+}
+ROW = 2048  # most tokens of a row in training, unless a flag says another number
+
+
+@options("files")
+class Config(TagSettings):
+    """Read a folder of `transformers`, a GGUF file or a model of the hub; write a checkpoint of a stage.
+
+    Llama, Qwen2, Qwen3 and Gemma 3 can be read.
+    """
+
+    from_: str = option("", "folder, GGUF file, or hub:OWNER/NAME, with @REVISION for one of its commits")
+    source: Literal["", Source] = option(
+        "", "stage of the model (default: sft if it has a chat template of its own, else base)", short="-i"
+    )
+    tag = option("", "tag of the new run")
+    context: Count = option(0, "tokens of the longest text (0: all that the model was made for)")
+    template: str = option("", "chat template: chatml, gemma, llama3, or a file (default: the model's own)")
+
+
+def main(config: Config) -> None:
+    from nanochat.models import record_of
+    from nanochat.train import State
+    from tracks.bases.families import FAMILIES
+    from tracks.bases.sources import open_source, weights_of
+    from tracks.bases.tokenizer import PublicTokenizer
+    from tracks.export.from_hf import save_imported
+
+    if not config.from_:
+        raise UserError("--from is missing: name a folder, a GGUF file, or hub:OWNER/NAME")
+    outcome = Outcome.begin("bases", config.tag, config)
+    # Everything is read and checked before anything is written.
+    source = open_source(config.from_, config.context, config.template)
+    tokenizer = PublicTokenizer(source.definition)
+    outcome.artifacts = source.hashes()
+    stage = MODELS[config.source or ("sft" if source.has_template else "base")]
+    weights = weights_of(source)
+    shape = source.config
+    # As its maker samples.
+    temperature = source.generation.get("temperature")
+    chosen = {"chat_temperature": temperature} if isinstance(temperature, int | float) and temperature >= 0 else {}
+    record = {
+        "stage": stage,
+        "parent": None,
+        "config": SETTINGS | {"max_seq_len": min(shape.max_seq_len, ROW), **chosen},
+        "data": None,
+        "source": None,
+        "loop": asdict(State(step=0)),
+        "dtype": "fp32",
+        "model": record_of(shape),
+        "public": {
+            "from": config.from_,
+            "architecture": FAMILIES[shape.family].architecture,
+            "config": source.settings,
+            "generation": source.generation,
+            "licence": source.licence,
+            "files": outcome.artifacts,
+        },
+    }
+    folder = save_imported(record, weights, tokenizer, config.tag, 0)
+    print0(f"import: {config.from_} is {folder}")
+    outcome.metrics = {
+        "Architecture": FAMILIES[shape.family].architecture,
+        "Parameters": sum(weight.numel() for weight in weights.values()),
+        "Layers": shape.depth,
+        "Width": shape.width,
+        "Context": shape.max_seq_len,
+        "Vocabulary": shape.vocab_size,
+        "License": source.licence or NOT_KNOWN,
+        "Stage": stage,
+    }
+    outcome.finish()
+
+
+if __name__ == "__main__":
+    run_script(main)

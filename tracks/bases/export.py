@@ -1,0 +1,143 @@
+"""A public model, as it came or fine-tuned here, as a folder of its own architecture, loaded again and compared."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from nanochat.errors import UserError
+from nanochat.gpt import GPT
+from nanochat.log import Record, print0
+from nanochat.paths import write_json, write_text
+from nanochat.tokenizer import Tokenizer
+from tracks.bases.families import FAMILIES, names_of
+from tracks.bases.model import PublicGPT
+from tracks.bases.tokenizer import PublicTokenizer
+from tracks.export.hf import transformers
+from tracks.export.tokenizers import sample_texts
+
+LENGTH = 1024  # tokens of the rows that are compared
+BOUND = 1e-4  # largest difference of logits, as a share of their range: angles are rounded in another way
+
+
+def write_folder(model: GPT, tokenizer: Tokenizer, manifest: Record, folder: Path) -> list[str]:
+    """Write config, weights and tokenizer under the names of `transformers`; return sentences on each comparison."""
+    assert isinstance(model, PublicGPT)
+    assert isinstance(tokenizer, PublicTokenizer)
+    config = model.config
+    print0(f"export: as {FAMILIES[config.family].architecture}")
+    state = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    weights = {}
+    for names in names_of(config):
+        weight = state[names.ours]
+        if names.ours in ("embed.weight", "head.weight"):
+            weight = weight[: config.vocab_size]
+        weights[names.theirs] = weight.contiguous()
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    public = manifest.get("public")
+    if not public:
+        raise UserError("the model's manifest does not say where it came from: bring it in again")
+    dropped = ("quantization_config", "dtype", "torch_dtype")
+    settings = {name: value for name, value in public["config"].items() if name not in dropped}
+    settings |= {"architectures": [FAMILIES[config.family].architecture], "dtype": "float32"}
+    settings |= {"max_position_embeddings": config.max_seq_len, "vocab_size": config.vocab_size}
+    settings["tie_word_embeddings"] = config.tie_embeddings
+    write_json(folder / "config.json", settings)
+    write_tokenizer(tokenizer, folder, config.max_seq_len)
+    ends = public["generation"].get("eos_token_id", public["config"].get("eos_token_id"))
+    ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    ends = list(dict.fromkeys([tokenizer.turn_end, *ends]))
+    generation = {**public["generation"], "eos_token_id": ends}
+    write_json(folder / "generation_config.json", generation)
+    checks = [_compare_models(model, folder), _compare_tokenizers(tokenizer, folder)]
+    write_text(folder / "README.md", _card(model, manifest, checks))
+    return checks
+
+
+def write_tokenizer(tokenizer: PublicTokenizer, folder: Path, context: int) -> None:
+    """Write the tokenizer.json as it came, and what `transformers` wants to know beside it."""
+    definition = tokenizer.definition
+    write_text(folder / "tokenizer.json", definition.tokenizer)
+    if definition.template:
+        write_text(folder / "chat_template.jinja", definition.template)
+    settings = {
+        "tokenizer_class": "TokenizersBackend",  # as `transformers` itself writes for a tokenizer.json of any kind
+        "model_max_length": context,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "clean_up_tokenization_spaces": False,
+        **definition.variables,
+    }
+    write_json(folder / "tokenizer_config.json", settings)
+
+
+@torch.inference_mode()
+def _compare_models(model: PublicGPT, folder: Path) -> str:
+    loaded = transformers().AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    length = min(model.config.max_seq_len, LENGTH)
+    ids = torch.randint(model.config.vocab_size, (2, length), generator=torch.Generator().manual_seed(0))
+    ours = model(ids)
+    difference = (ours - loaded(ids).logits).abs().max().item()
+    spread = (ours.max() - ours.min()).item()
+    if not difference <= BOUND * spread:  # also refuses NaN
+        raise UserError(f"the export computes something else: logits differ by {difference:.2e}, it is not kept")
+    found = f"{difference:.2e} of a range of {spread:.1f}, over {ids.numel():,} tokens"
+    return f"logits: the largest difference in fp32 is {found}"
+
+
+def _compare_tokenizers(tokenizer: PublicTokenizer, folder: Path) -> str:
+    library = transformers()
+    texts = sample_texts()
+    expected = [tokenizer.encode(text) for text in texts]
+
+    def differing(loaded: Any) -> int:
+        ids = loaded(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        return sum(ours != theirs for ours, theirs in zip(expected, ids, strict=True))
+
+    loaded = library.PreTrainedTokenizerFast.from_pretrained(folder)
+    first = loaded("x")["input_ids"] == [*tokenizer.prefix, *tokenizer.encode("x")]
+    if not first or differing(loaded):
+        raise UserError("transformers gives other ids for some texts, the export is not kept")
+    sentence = f"tokenizer: transformers gives the same ids for {len(texts):,} texts"
+    # It has a class for some architectures, which does not read all of a tokenizer.json.
+    others = differing(library.AutoTokenizer.from_pretrained(folder))
+    return (
+        f"{sentence}, but by AutoTokenizer not for {others:,}: load it by PreTrainedTokenizerFast"
+        if others
+        else sentence
+    )
+
+
+def _card(model: PublicGPT, manifest: Record, checks: list[str]) -> str:
+    """Return the model card: where the weights come from, and what was done here."""
+    public = manifest["public"]
+    learned = [" ".join(one) for one in manifest.get("learned", [])]
+    files = "".join(f"- {name}: {digest}\n" for name, digest in public["files"].items())
+    return CARD.format(
+        architecture=public["architecture"],
+        origin=public["from"],
+        licence=public["licence"] or "not named in the files that came: look at its page",
+        stage=manifest["stage"],
+        step=manifest["step"],
+        learned=", ".join(learned) or "nothing",
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        files=files,
+        checks="".join(f"- {check}\n" for check in checks),
+    )
+
+
+CARD = """\
+# {architecture}, from {origin}
+
+{parameters:,} parameters in fp32: the model that came from {origin}, at stage {stage}, step {step}.
+Here it learned from: {learned}.
+
+The license of the original weights holds for these too: {licence}.
+
+Files that it came in, with their SHA-256:
+
+{files}
+Compared with the model in nanochat:
+
+{checks}"""
+EXPORTERS = {"public": write_folder}

@@ -1,0 +1,398 @@
+"""Where a public model comes from: a folder as `transformers` writes it, a GGUF file, or the hub.
+
+`open_source` reads everything but the weights, and refuses what is not whole. Nothing in a folder is executed: weights
+are safetensors, the tokenizer is a tokenizer.json, and a class that a folder brings along is a reason to refuse it.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from nanochat.data.hub import fetch, repo_files
+from nanochat.errors import UserError
+from nanochat.log import Record
+from nanochat.models import new_model
+from nanochat.paths import read_json, read_sha256
+from nanochat.quantized import Tensors
+from tracks.bases.families import COMPUTED, FAMILIES, family_of, names_of, read_config
+from tracks.bases.gguf_file import GGUFFile
+from tracks.bases.model import PublicConfig
+from tracks.bases.templates import TEMPLATES, turn_end, usual_template
+from tracks.bases.tokenizer import Definition, PublicCore, PublicTokenizer
+
+Read = TypeVar("Read")
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+# Files of weights that may hold code.
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+OF_DOCUMENTS = "<|endoftext|>"  # stands between documents in vocabularies whose texts begin with nothing
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model that was found, and read but for its weights."""
+
+    place: str
+    files: Sequence[Path]
+    settings: Record  # its config.json
+    config: PublicConfig
+    stored: Mapping[str, tuple[int, ...]]  # tensors, by their names there, with shapes
+    names: Mapping[str, str]  # of every parameter: ours -> the name there
+    read: Callable[[str], Tensor]  # from our name to the tensor, fp32
+    definition: Definition  # of the tokenizer
+    generation: Record  # its defaults for sampling
+    licence: str
+    has_template: bool  # of its own, for conversations
+
+    def hashes(self) -> dict[str, str]:
+        """Return the SHA-256 of each file."""
+        return {path.name: read_sha256(path) for path in self.files}
+
+
+def open_source(place: str, context: int = 0, template: str = "") -> Source:
+    """Return the model at a place: a folder, a GGUF file, or hub:OWNER/NAME, which may name a @REVISION.
+
+    context: tokens, at most those of the model; 0: all of them. template: in place of the model's own; a name in
+    TEMPLATES, or a file.
+    """
+    path = download(place.removeprefix("hub:")) if place.startswith("hub:") else Path(place).expanduser()
+    if path.is_dir():
+        source = _open_folder(path, context, template)
+    elif path.is_file():
+        source = _open_gguf(path, context, template)
+    else:
+        raise UserError(f"--from={place} is neither a folder nor a file; a model of the hub is hub:OWNER/NAME")
+    _check(source)
+    return source
+
+
+def download(name: str) -> Path:
+    """Return the folder of a model of the hub, or of a mirror, with its config, weights and tokenizer.
+
+    name: OWNER/NAME, or OWNER/NAME@REVISION.
+    """
+    repo, _, revision = name.partition("@")
+    found = repo_files(repo, (".safetensors", ".json", ".jinja", "README.md"), kind="model")
+    files = [replace(file, revision=revision or None) for file in found if "/" not in file.path]  # no other forms of it
+    if not any(file.path == "config.json" for file in files):
+        raise UserError(f"hub:{name} has no config.json: it is not a model that `transformers` reads")
+    folders = {path.parent for path in fetch(files)}
+    if len(folders) > 1:
+        raise UserError(f"files of hub:{name} on this machine are of several revisions: name one, hub:{repo}@REVISION")
+    return folders.pop()
+
+
+# ---- a folder ----
+
+
+def _open_folder(folder: Path, context: int, template: str) -> Source:
+    settings = _json(folder / "config.json")
+    if settings is None:
+        raise UserError(f"{folder} has no config.json: it is not a folder of a model")
+    _about(folder, family_of, settings)  # before its files are read
+    shards = _shards(folder)
+    config = _about(folder, read_config, settings, context)
+    places: dict[str, Path] = {}  # of every tensor
+    stored: dict[str, tuple[int, ...]] = {}
+    for path in shards:
+        try:
+            with safe_open(path, "pt") as file:
+                for name in file.keys():  # noqa: SIM118  # not a mapping
+                    places[name] = path
+                    stored[name] = tuple(file.get_slice(name).get_shape())
+        except SafetensorError as error:
+            raise UserError(f"{path} cannot be read: {error}") from None
+    if config.tie_embeddings and _has_another_head(places):
+        config = replace(config, tie_embeddings=False)  # as `transformers` reads it
+    theirs = {names.ours: names.theirs for names in names_of(config)}
+
+    def read(ours: str) -> Tensor:
+        name = theirs[ours]
+        with safe_open(places[name], "pt") as file:
+            return file.get_tensor(name).float()
+
+    definition, used, has_template = _folder_definition(folder, settings, template, config)
+    return Source(
+        place=str(folder),
+        files=[folder / "config.json", *shards, *used],
+        settings=settings,
+        config=config,
+        stored=stored,
+        names=theirs,
+        read=read,
+        definition=definition,
+        generation=_json(folder / "generation_config.json") or {},
+        licence=_licence(folder / "README.md"),
+        has_template=has_template,
+    )
+
+
+def _has_another_head(places: Mapping[str, Path]) -> bool:
+    """Return True if a head is stored beside the embedding, and is not the same."""
+    names = ("lm_head.weight", "model.embed_tokens.weight")
+    if not all(name in places for name in names):
+        return False
+    tensors = []
+    for name in names:
+        with safe_open(places[name], "pt") as file:
+            tensors.append(file.get_tensor(name))
+    return not torch.equal(*tensors)
+
+
+def _licence(card: Path) -> str:
+    """Return the license that the head of a model card names; empty if it names none."""
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    head = text.partition("\n---")[0] if text.startswith("---\n") else ""
+    named = re.search(r"^license:\s*([\w.-]+)", head, re.MULTILINE)
+    return named[1] if named else ""
+
+
+def _shards(folder: Path) -> list[Path]:
+    """Return the files of a folder's weights; UserError if one is missing."""
+    index = _json(folder / INDEX)
+    if index is None:
+        if (folder / SINGLE).is_file():
+            return [folder / SINGLE]
+        found = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+        others = f", only {found[0]}, which may hold code" if found else ""
+        raise UserError(f"{folder} has no weights as safetensors{others}")
+    places = index.get("weight_map")
+    names = sorted(set(map(str, places.values()))) if isinstance(places, dict) else []
+    if not names or any(Path(name).name != name for name in names):
+        raise UserError(f"{folder / INDEX} names no files of this folder")
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise UserError(f"{folder} has not all of its weights: {', '.join(missing)} is missing")
+    return [folder / name for name in names]
+
+
+def _folder_definition(
+    folder: Path, settings: Record, template: str, config: PublicConfig
+) -> tuple[Definition, list[Path], bool]:
+    """Return the tokenizer of a folder, the files that it comes from, and whether it has a chat template."""
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise UserError(f"{folder} has no tokenizer.json: save its tokenizer with `transformers`, which writes one")
+    options = _json(folder / "tokenizer_config.json") or {}
+    if "auto_map" in options:
+        raise UserError(f"{folder} has a tokenizer with code of its own, which is not run")
+    others = ("tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+    used = [file, *(folder / name for name in others if (folder / name).is_file())]
+    own = _own_template(options.get("chat_template"))
+    if (folder / "chat_template.jinja").is_file():
+        own = _text(folder / "chat_template.jinja")
+    special = {}  # by role
+    for role in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        value = options.get(role)
+        value = value.get("content") if isinstance(value, dict) else value
+        if not isinstance(value, str | None):
+            raise UserError(f"{folder}: its tokenizer_config.json has {role}={value}, which is no text")
+        special[role] = value
+    generation = _json(folder / "generation_config.json") or {}
+    ends = _about(folder, _ids, [generation.get("eos_token_id"), settings.get("eos_token_id")])
+    begins = bool(options.get("add_bos_token"))
+    definition = _about(folder, _definition, _text(file), own, template, special, ends, begins, config)
+    return definition, used, bool(own)
+
+
+def _own_template(value: Any) -> str:
+    """Return the chat template in a tokenizer_config.json: a text, or several by name."""
+    if isinstance(value, list):
+        named = [one for one in value if isinstance(one, dict) and one.get("name") == "default"]
+        value = named[0].get("template") if named else None
+    return value if isinstance(value, str) else ""
+
+
+def _ids(values: Sequence[Any]) -> list[int]:
+    """Return token ids that a config has, each alone or as a list; UserError for anything else."""
+    flat = [id for value in values if value is not None for id in (value if isinstance(value, list) else [value])]
+    for id in flat:
+        if type(id) is not int:
+            raise UserError(f"its eos_token_id has {id!r}, which is no id")
+    return flat
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is damaged: it is no UTF-8") from None
+
+
+def _json(path: Path) -> Record | None:
+    """Return a file of a folder, a JSON object; None if there is none."""
+    if not path.is_file():
+        return None
+    try:
+        found = read_json(path)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise UserError(f"{path} is damaged: it is no JSON object")
+    return found
+
+
+# ---- a GGUF file ----
+
+
+def _open_gguf(path: Path, context: int, template: str) -> Source:
+    file = GGUFFile(path)
+    settings = file.config()
+    config = _about(path, read_config, settings, context)
+    tokens = file.get("tokenizer.ggml.tokens", ())
+    special = {}
+    for name, entry in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
+        id = file.get(f"tokenizer.ggml.{entry}_token_id")
+        special[f"{name}_token"] = tokens[id] if id is not None and id < len(tokens) else None
+    own = file.get("tokenizer.chat_template", "")
+    ends = _ids([settings["eos_token_id"]])
+    names = {one.ours: one for one in names_of(config)}
+    heads = {"attn_q": config.heads, "attn_k": config.kv_heads}
+    return Source(
+        place=str(path),
+        files=[path],
+        settings=settings,
+        config=config,
+        stored={name: file.shape(name) for name in file.tensors},
+        names={ours: one.gguf for ours, one in names.items()},
+        read=lambda ours: file.read_as(names[ours], heads),
+        definition=_about(
+            path, _definition, file.tokenizer(), own, template, special, ends, file.begins_with_bos, config
+        ),
+        generation={},
+        licence=file.get("general.license", ""),
+        has_template=bool(own),
+    )
+
+
+# ---- both ----
+
+
+def _about(path: Path, read: Callable[..., Read], *inputs: Any) -> Read:
+    """Return read(*inputs); the sentence of a UserError gets the place that it is about."""
+    try:
+        return read(*inputs)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _definition(
+    text: str,
+    own: str,
+    wanted: str,
+    special: Mapping[str, str | None],
+    ends: Sequence[int],
+    begins: bool,
+    config: PublicConfig,
+) -> Definition:
+    """Return a tokenizer's definition.
+
+    text: of the tokenizer.json. own: the model's chat template, if any. wanted: the template that was asked for.
+    special: tokens by their role. ends: tokens that end a text. begins: texts begin with the bos_token.
+    """
+    text = _within(text, config.vocab_size)
+    core = PublicCore(text)
+    ids: dict[str, int] = {}
+    for role, token in special.items():
+        id = core.backend.token_to_id(token) if token else None
+        if token and id is None:
+            raise UserError(f"its {role} {token} is not in its vocabulary")
+        if id is not None:
+            ids[role] = id
+    prefix = _prefix(core)
+    if len(prefix) > 1:
+        raise UserError("its texts begin with several tokens, which is not known here")
+    if not prefix and begins and "bos_token" in ids:
+        prefix = [ids["bos_token"]]
+    document = core.special_tokens.get(OF_DOCUMENTS, ids.get("bos_token", ids.get("eos_token")))
+    bos = prefix[0] if prefix else document
+    ends = [*ends, *([ids["eos_token"]] if "eos_token" in ids else [])]
+    if bos is None or not ends:
+        raise UserError("its tokenizer names no token that begins or ends a text")
+    if wanted in TEMPLATES:
+        own = TEMPLATES[wanted]
+    elif wanted:
+        try:
+            own = Path(wanted).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"--template={wanted} is none of {', '.join(TEMPLATES)}, and no file: {error}") from None
+    template = own or usual_template(core.special_tokens)
+    variables = {role: token for role, token in special.items() if token}
+    day = date.today().isoformat() if "strftime_now" in template else ""
+    found = Definition(text, template, bos, prefix, ends, variables, day)
+    if template:
+        ends = [*turn_end(found), *ends]
+    ends = list(dict.fromkeys([*ends, bos]))
+    outside = [id for id in ends if not 0 <= id < config.vocab_size]
+    if outside:
+        raise UserError(f"its token {outside[0]} ends a text, and its vocabulary has {config.vocab_size:,}")
+    return replace(found, ends=ends)
+
+
+def _within(text: str, size: int) -> str:
+    """Return a tokenizer.json without the added tokens that the embedding has no row for, as Gemma 3's for images."""
+    try:
+        state = json.loads(text)
+        added = [token for token in state["added_tokens"] if token["id"] < size]
+    except (ValueError, LookupError, TypeError):
+        return text  # the library says what is wrong
+    return text if len(added) == len(state["added_tokens"]) else json.dumps(state | {"added_tokens": added})
+
+
+def _prefix(core: PublicCore) -> list[int]:
+    """Return the tokens that the library puts before every text."""
+    added, plain = (core.backend.encode("a", add_special_tokens=special).ids for special in (True, False))
+    for place in range(len(added)):
+        if added[place : place + len(plain)] == plain:
+            return added[:place]
+    return []
+
+
+def _check(source: Source) -> None:
+    """Compare tensors and vocabulary with the config; UserError for the first difference."""
+    config = source.config
+    model = new_model(config)
+    missing = [there for there in source.names.values() if there not in source.stored]
+    if missing:
+        raise UserError(f"{source.place} has not all of its weights: {missing[0]} is missing, of {len(missing)}")
+    tied = {"lm_head.weight", "output.weight"} if config.tie_embeddings else set()
+    more = set(source.stored) - set(source.names.values()) - tied
+    more = {name for name in more if not re.fullmatch(COMPUTED, name)}
+    if more:
+        architecture = FAMILIES[config.family].architecture
+        raise UserError(f"{source.place} has weights that {architecture} has not, such as {min(more)}")
+    for ours, there in source.names.items():
+        shape = tuple(model.get_parameter(ours).shape)
+        if ours in ("embed.weight", "head.weight"):
+            shape = (config.vocab_size, config.width)  # ours are padded
+        if source.stored[there] != shape:
+            raise UserError(
+                f"{source.place}: {there} has the shape {source.stored[there]}, and config.json says {shape}"
+            )
+    size = len(PublicTokenizer(source.definition).token_lengths())
+    if size > config.vocab_size:
+        raise UserError(f"{source.place}: its vocabulary has {size:,} tokens, and its embedding {config.vocab_size:,}")
+
+
+def weights_of(source: Source) -> Tensors:
+    """Return all weights under our names, in fp32; rows that pad our vocabulary are zeros."""
+    weights = {}
+    padding = source.config.padded_vocab - source.config.vocab_size
+    for name in source.names:
+        weight = source.read(name)
+        if padding and name in ("embed.weight", "head.weight"):
+            weight = F.pad(weight, (0, 0, 0, padding))
+        if not weight.isfinite().all():
+            raise UserError(f"{source.place}: {source.names[name]} has values that are not finite")
+        weights[name] = weight
+    return weights

@@ -1,0 +1,291 @@
+"""Chat templates of public models: Jinja over messages, as `transformers` renders them, in a sandbox.
+
+A template sees the messages, the tools, and a few functions; it reaches no attribute that Python keeps to itself, no
+file and no module. Text in a message never becomes a special token, even if it spells one.
+
+Which tokens a model learns is found by rendering. A template that marks them itself, with `{% generation %}`, is taken
+at its word. Otherwise an answer is what follows its prompt, up to the end of the turn. Where a template writes an old
+answer in another way than it asks for one, the answer is found by marks around its content.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.sandbox
+import tokenizers
+
+from nanochat.errors import UserError
+from nanochat.protocols import Conversation, Message
+
+if TYPE_CHECKING:
+    from jinja2.parser import Parser
+
+# Marks around what is learned, and one that parts the name of a special token in a text: no text has them.
+BEGIN, END, PART = "\U000f51a1", "\U000f51a2", "\U000f51a3"
+Span = tuple[int, int]  # first character, and the one behind the last
+
+
+class Generation(jinja2.ext.Extension):
+    """`{% generation %} … {% endgeneration %}`: what the assistant writes, between marks if `marks` is set."""
+
+    tags = {"generation"}  # noqa: RUF012  # as the base class has it
+
+    def parse(self, parser: "Parser") -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
+
+    @jinja2.pass_context
+    def _marked(self, context: jinja2.runtime.Context, caller: Callable[[], str]) -> str:
+        written = caller()
+        return f"{BEGIN}{written}{END}" if context.get("marks") else written
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    """Write JSON as it is: the filter of Jinja escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _environment(day: datetime) -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    more: Any = {"raise_exception": _refuse, "strftime_now": day.strftime}
+    environment.globals.update(more)
+    return environment
+
+
+class JinjaTemplate:
+    """A `nanochat.tokenizer.ChatTemplate`.
+
+    ends: tokens that end a turn. day: what a template that asks for the date is told, like 2026-11-27; always the same,
+    so that training can be repeated on another day.
+    """
+
+    def __init__(
+        self, source: str, variables: Mapping[str, str], backend: tokenizers.Tokenizer, ends: Sequence[int], day: str
+    ) -> None:
+        self.source = source
+        self.variables = dict(variables)
+        self.plain = backend  # reads every text as plain
+        self.ends = frozenset(ends)
+        try:
+            self.template = _environment(datetime.fromisoformat(day or "2026-01-01")).from_string(source)
+        # Nested too deep, or a constant too large, is an error of Python.
+        except Exception as error:
+            raise UserError(f"its chat template cannot be read: {_line(error)}") from None
+        self.marks_itself = re.search(r"\{%-?\s*generation\b", source) is not None
+
+    @cached_property
+    def parsing(self) -> tokenizers.Tokenizer:
+        """The tokenizer that reads the names of special tokens as those."""
+        backend = tokenizers.Tokenizer.from_str(self.plain.to_str())
+        backend.encode_special_tokens = False
+        return backend
+
+    @cached_property
+    def names(self) -> re.Pattern[str]:
+        """Matches the names of special tokens."""
+        added = self.plain.get_added_tokens_decoder().values()
+        names = sorted((token.content for token in added if token.special), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, names)) or r"(?!)")
+
+    # ---- to text ----
+
+    def text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        prompt: bool = False,
+        marks: bool = False,
+    ) -> str:
+        """Return messages as the template writes them. prompt: up to where the assistant begins to write."""
+        try:
+            return self.template.render(
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=prompt,
+                marks=marks and self.marks_itself,
+                **self.variables,
+            )
+        except jinja2.TemplateError as error:
+            raise UserError(f"the chat template refuses the conversation: {_line(error)}") from None
+        # Whatever a template computes may fail: an index, a sum of a text and a number, a text too long for memory.
+        except Exception as error:
+            raise UserError(f"the chat template fails for the conversation: {_line(error)}") from None
+
+    # ---- to tokens ----
+
+    def render_prompt(self, conversation: Conversation) -> list[int]:
+        """Return the ids up to the place where the assistant begins to write."""
+        text = self.text(self._parted(conversation["messages"]), self._tools(conversation), prompt=True)
+        return [id for id, _ in self._tokens(text)]
+
+    def whole(self, messages: list[Message]) -> list[int]:
+        """Return the ids of messages."""
+        return [id for id, _ in self._tokens(self.text(self._parted(messages)))]
+
+    def render(self, conversation: Conversation) -> tuple[list[int], list[int]]:
+        """Return (ids, mask) for a conversation; the mask is 1 on tokens that the assistant writes, else 0."""
+        messages = self._parted(conversation["messages"])
+        tools = self._tools(conversation)
+        text = self.text(messages, tools)
+        tokens = list(self._tokens(text))
+        mask = [0] * len(tokens)
+        if self.marks_itself:
+            spans = _spans(text, self.text(messages, tools, marks=True))
+            if spans is None:
+                raise UserError("the chat template writes another text where it marks what the assistant writes")
+            for start, stop in spans:
+                for place, (_, span) in enumerate(tokens):
+                    if span[1] > start and span[0] < stop:
+                        mask[place] = 1
+            return [id for id, _ in tokens], mask
+        for number, message in enumerate(messages):
+            if message["role"] == "assistant":
+                span = self._behind_prompt(text, messages, tools, number) or self._around(text, messages, tools, number)
+                if span is None:
+                    raise UserError("it cannot be found in the chat template which tokens the assistant writes")
+                self._learn(mask, tokens, text, span)
+        return [id for id, _ in tokens], mask
+
+    def _behind_prompt(self, text: str, messages: Sequence[dict[str, Any]], tools: Any, number: int) -> Span | None:
+        """Return where a message stands, from the end of its prompt on; None if the text does not go on like that."""
+        try:
+            prompt = self.text(messages[:number], tools, prompt=True)
+            whole = self.text(messages[: number + 1], tools)
+        except UserError:  # a template may ask for an end by the assistant, or the user
+            return None
+        if text.startswith(whole) and whole.startswith(prompt):
+            return len(prompt), len(whole)
+        return None
+
+    def _around(self, text: str, messages: Sequence[dict[str, Any]], tools: Any, number: int) -> Span | None:
+        """Return where a message's content stands, or what the template leaves of it; None if it changes all of it."""
+        content = messages[number]["content"]
+        for start, stop in (_whole(content), _words(content), _answer(content)):
+            marked = list(messages)
+            inner = content[:start] + BEGIN + content[start:stop] + END + content[stop:]
+            marked[number] = {**messages[number], "content": inner}
+            try:
+                found = _spans(text, self.text(marked, tools))
+            except UserError:  # a template may look at contents
+                continue
+            if found:
+                return found[0]
+        return None
+
+    def _learn(self, mask: list[int], tokens: Sequence[tuple[int, Span]], text: str, span: Span) -> None:
+        """Set the mask for the tokens of a span, up to the end of the turn; that may stand behind it, after blanks."""
+        behind: list[int] = []
+        for place, (id, (start, stop)) in enumerate(tokens):
+            if stop <= span[0]:
+                continue
+            if id in self.ends and start >= span[0]:
+                for one in (*behind, place):
+                    mask[one] = 1
+                return
+            if start < span[1]:
+                mask[place] = 1
+            elif text[start:stop].isspace():
+                behind.append(place)
+            else:
+                return
+
+    def _parted(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Return messages for the template: contents are text, with a mark in each name of a special token."""
+        return [
+            {**self._without_names(message), "content": self._without_names(_spoken(message))} for message in messages
+        ]
+
+    def _without_names(self, value: Any) -> Any:
+        """Return a value of JSON with a mark in each name of a special token, so that none is read as one."""
+        if isinstance(value, str):
+            text = value.translate(dict.fromkeys(map(ord, (BEGIN, END, PART))))  # marks are ours alone
+            return self.names.sub(lambda name: name[0][0] + PART + name[0][1:], text)
+        if isinstance(value, list):
+            return [self._without_names(one) for one in value]
+        if isinstance(value, dict):
+            return {key: self._without_names(one) for key, one in value.items()}
+        return value
+
+    def _tools(self, conversation: Conversation) -> list[Any] | None:
+        """Return the tools that a conversation offers to the assistant."""
+        tools: Any = conversation.get("tools")
+        if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+            raise UserError("the tools of a conversation are a list of objects, as in JSON")
+        return self._without_names(tools)
+
+    def _tokens(self, text: str) -> Iterator[tuple[int, Span]]:
+        """Yield the tokens of a rendered text, each with its characters; names with a mark in them are plain text."""
+        if PART not in text:
+            encoding = self.parsing.encode(text, add_special_tokens=False)
+            yield from zip(encoding.ids, encoding.offsets, strict=True)
+            return
+        place = 0
+        for piece in re.split(f"({self.names.pattern})", text):
+            if self.names.fullmatch(piece):
+                id = self.plain.token_to_id(piece)
+                assert id is not None  # a name in its vocabulary
+                yield id, (place, place + len(piece))
+            else:
+                encoding = self.plain.encode(piece.replace(PART, ""), add_special_tokens=False)
+                places = [number for number, letter in enumerate(piece) if letter != PART]
+                for id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
+                    yield id, (place + places[start], place + places[max(start, stop - 1)] + 1)
+            place += len(piece)
+
+
+def _spoken(message: Message) -> str:
+    """Return the text of a message, without calls of our calculator: a public model has no tokens for those."""
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part["text"] for part in content if part["type"] == "text")
+
+
+def _line(error: Exception) -> str:
+    """Return an error's first line, or its type."""
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def _spans(text: str, marked: str) -> list[Span] | None:
+    """Return the spans between marks, in the text without them; None if the rest differs, or a mark is missing."""
+    pieces = re.split(f"([{BEGIN}{END}])", marked)
+    places = list(accumulate(len(piece) for piece in pieces[::2]))[:-1]  # of each mark
+    if "".join(pieces[::2]) != text or "".join(pieces[1::2]) != (BEGIN + END) * (len(places) // 2):
+        return None
+    return list(zip(places[::2], places[1::2], strict=True))
+
+
+# ---- the part of a content that a template may leave whole ----
+
+
+def _whole(content: str) -> Span:
+    return 0, len(content)
+
+
+def _words(content: str) -> Span:
+    """The content without blanks around it."""
+    start = len(content) - len(content.lstrip())
+    return start, max(start, len(content.rstrip()))
+
+
+def _answer(content: str) -> Span:
+    """What stands behind thoughts in tags."""
+    behind = [match.end() for match in re.finditer(r"</\w+>", content)]
+    start, stop = _words(content[behind[-1] :] if behind else content)
+    shift = behind[-1] if behind else 0
+    return start + shift, stop + shift

@@ -1,0 +1,59 @@
+"""Chat templates for models that have none: a base model learns one of them in fine-tuning.
+
+Each uses special tokens of a family's vocabulary, in the order in which the family's own chat models write them.
+"""
+
+from collections.abc import Collection
+
+from nanochat.chat import messages
+from tracks.bases.template import JinjaTemplate
+from tracks.bases.tokenizer import Definition, PublicTokenizer
+
+# Turns between <|im_start|> and <|im_end|>, each with its role on the first line: Qwen, SmolLM.
+CHATML = """\
+{%- for message in messages -%}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{- '<|im_start|>assistant\\n' -}}
+{%- endif -%}
+"""
+# A system message stands before the first question.
+GEMMA = """\
+{{- bos_token -}}
+{%- set system = messages[0].content + '\\n\\n' if messages[0].role == 'system' else '' -%}
+{%- for message in (messages[1:] if system else messages) -%}
+    {{- '<start_of_turn>' + ('model' if message.role == 'assistant' else 'user') + '\\n' -}}
+    {{- (system if loop.first else '') + message.content + '<end_of_turn>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{- '<start_of_turn>model\\n' -}}
+{%- endif -%}
+"""
+LLAMA3 = """\
+{{- bos_token -}}
+{%- for message in messages -%}
+    {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content + '<|eot_id|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}
+{%- endif -%}
+"""
+TEMPLATES = {"chatml": CHATML, "gemma": GEMMA, "llama3": LLAMA3}
+MARKS = {"chatml": "<|im_end|>", "gemma": "<end_of_turn>", "llama3": "<|eot_id|>"}  # a token that each needs
+
+
+def usual_template(special_tokens: Collection[str]) -> str:
+    """Return the template for a vocabulary with these special tokens; empty if it has those of none."""
+    return next((TEMPLATES[name] for name, mark in MARKS.items() if mark in special_tokens), "")
+
+
+def turn_end(definition: Definition) -> list[int]:
+    """Return the token that a template writes behind an answer, if it is a special one."""
+    tokenizer = PublicTokenizer(definition)
+    assert isinstance(tokenizer.template, JinjaTemplate)
+    special = set(tokenizer.special_tokens.values())
+    ids = tokenizer.template.whole(messages(["Who?", "I."]))
+    spoken = tokenizer.encode("I.")[-1]
+    behind = ids[len(ids) - ids[::-1].index(spoken) :] if spoken in ids else []
+    return [id for id in behind if id in special][:1]

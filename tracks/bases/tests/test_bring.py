@@ -1,0 +1,153 @@
+"""Bringing a model in, and what follows with the scripts of the trunk: scores, answers, fine-tuning, checkpoints."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from chat_files import write_lines
+from fake_hub import write_hub
+from forks import Forked, run_module
+from made_chats import chat
+from safetensors.torch import load_file
+
+from nanochat.log import read_metrics
+from nanochat.paths import newest_manifest, read_json, saved_steps
+from nanochat.report.card import markdown, read_card
+from tracks.bases.tests.public_models import save_folder, save_gguf
+
+CASES = ("qwen3", "gemma3")  # vocabularies of bytes and of pieces; texts of the second begin with <bos>
+TUNE = ["--no-compile", "--eval-every=-1", "--save-every=-1", "--device-batch-size=2", "--total-batch-size=512"]
+TUNE += ["--max-seq-len=128", "--eval-metrics-every=-1", "--dtype=fp32"]
+
+
+class Home:
+    """Folders of models, a base folder into which they are brought, and a small mirror of the hub."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.base = folder / "home"
+        write_hub(folder / "hub")
+
+    def run(self, module: str, *flags: str, ranks: int = 1) -> Forked:
+        places = {"NANOCHAT_BASE_DIR": str(self.base), "NANOCHAT_HUB": str(self.folder / "hub")}
+        return Forked(self.folder / "out", run_module, None, module, *flags, ranks=ranks, **places)
+
+    def bring(self, place: str, *flags: str) -> Forked:
+        return self.run("tracks.bases.bring", f"--from={self.folder / place}", *flags)
+
+    def tune(self, script: str, *flags: str, ranks: int = 1) -> str:
+        return self.run(script, *TUNE, *flags, ranks=ranks).done()
+
+    def losses(self, tag: str) -> list[float]:
+        records = read_metrics(self.base / "chat_sft" / tag / "metrics.jsonl")
+        return [record["train/loss"] for record in records if "train/loss" in record]
+
+    def weights(self, stage: str, tag: str, step: int) -> str:
+        """A hash of the weights and the optimizer's state."""
+        folder = self.base / stage / tag / f"step_{step:06d}"
+        files = sorted(path for path in folder.iterdir() if path.suffix == ".safetensors")
+        return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    home = Home(tmp_path_factory.mktemp("bases"))
+    for case in CASES:
+        save_folder(case, home.folder / case)
+        said = home.bring(case, f"--tag={case}").done()
+        assert f" is {home.base / 'chat_sft' / case}\n" in said
+    write_lines(home.folder / "chats.jsonl", *(chat(f"Say {number}.", f"It is {number}!") for number in range(60)))
+    return home
+
+
+def test_the_manifest(home: Home) -> None:
+    manifest = newest_manifest(home.base / "chat_sft" / "qwen3")
+    public = manifest["public"]
+    assert public["architecture"] == "Qwen3ForCausalLM"
+    assert public["config"]["hidden_size"] == 48
+    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (home.folder / "qwen3").iterdir()}
+    assert public["files"].items() <= files.items()
+    assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= set(public["files"])
+    assert manifest["model"]["kind"] == "public"
+    assert manifest["parent"] is None
+
+
+def test_the_report_card(home: Home) -> None:
+    """What came, and from where."""
+    card = markdown(read_card(home.base, "qwen3"), "report")
+    section = card.partition("\n## Public model\n")[2].partition("\n## ")[0]
+    assert "Qwen3ForCausalLM" in section
+    assert str(home.folder / "qwen3") in section
+    assert read_json(home.base / "bases" / "qwen3" / "outcome.json")["metrics"]["Parameters"] == sum(
+        value.numel()
+        for value in load_file(home.base / "chat_sft" / "qwen3" / "step_000000" / "model.safetensors").values()
+    )
+
+
+def test_a_base_model_has_no_template_of_its_own(home: Home) -> None:
+    save_folder("qwen2", home.folder / "plain", template=None)
+    home.bring("plain", "--tag=plain").done()
+    assert saved_steps(home.base / "base_train" / "plain") == [0]
+    home.bring("plain", "--tag=plain", "--source=mid").done()
+    assert saved_steps(home.base / "mid_train" / "plain") == [0]
+    said = home.bring("plain", "--tag=plain").refused()
+    assert said.endswith("base_train/plain holds a run, use another --tag")
+
+
+def test_a_gguf_file(home: Home) -> None:
+    save_gguf("llama", home.folder / "model.gguf", "Q8_0")
+    home.bring("model.gguf", "--tag=gguf", "--context=256").done()
+    manifest = newest_manifest(home.base / "chat_sft" / "gguf")
+    assert (manifest["public"]["licence"], manifest["model"]["max_seq_len"]) == ("mit", 256)
+    said = home.run("scripts.chat_cli", "--tag=gguf", "--prompt=Hi", "--max-new-tokens=8").done()
+    assert said.strip()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_scores_and_answers(home: Home, case: str) -> None:
+    flags = (f"--tag={case}", "--tasks=ARC-Easy|GSM8K", "--max-problems=4", "--max-new-tokens=8")
+    home.run("scripts.chat_eval", "--source=sft", *flags).done()
+    metrics = read_json(home.base / "chat_eval_sft" / case / "outcome.json")["metrics"]
+    assert {"ARC-Easy", "GSM8K"} <= metrics.keys()
+    asked = ("scripts.chat_cli", f"--tag={case}", "--prompt=Who?", "--max-new-tokens=20")
+    said = [home.run(*asked, f"--quant={quant}").done() for quant in ("", "int8-row")]
+    assert all(text.strip() for text in said)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fine_tuning_goes_on_where_it_stopped(home: Home, case: str) -> None:
+    """Bit for bit, on one rank and on two with sharded weights the same loss."""
+    mixture = f"--mixture=json:{home.folder / 'chats.jsonl'}"
+    parent = ("--source=sft", f"--model-tag={case}", mixture, "--no-warm-start")
+    home.tune("scripts.chat_sft", *parent, f"--tag={case}-whole", "--num-iterations=6")
+    losses = home.losses(f"{case}-whole")
+    assert losses[-1] < losses[0]
+    home.tune(
+        "scripts.chat_sft", *parent, f"--tag={case}-parts", "--num-iterations=6", "--save-every=3", "--keep-last=0"
+    )
+    assert home.weights("chat_sft", f"{case}-parts", 6) == home.weights("chat_sft", f"{case}-whole", 6)
+    home.tune("scripts.chat_sft", *parent, f"--tag={case}-parts", "--num-iterations=6", "--keep-last=0", "--resume=3")
+    assert home.weights("chat_sft", f"{case}-parts", 6) == home.weights("chat_sft", f"{case}-whole", 6)
+    flags = ("--num-iterations=6", "--shard-weights")
+    home.tune("scripts.chat_sft", *parent, f"--tag={case}-ranks", *flags, ranks=2)
+    assert home.losses(f"{case}-ranks") == pytest.approx(losses, rel=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_reinforcement(home: Home, case: str) -> None:
+    flags = ("--source=sft", f"--model-tag={case}", f"--tag={case}-rl", "--task=GSM8K", "--num-iterations=2")
+    flags += ("--examples-per-step=2", "--num-samples=4", "--max-new-tokens=12", "--eval-every=-1", "--save-every=-1")
+    home.run("scripts.chat_rl", *flags, "--no-compile", "--device-batch-size=4", "--max-seq-len=256").done()
+    assert saved_steps(home.base / "chat_rl" / f"{case}-rl") == [2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ((), "--from is missing: name a folder, a GGUF file, or hub:OWNER/NAME"),
+        (("--from=/nowhere",), "--from=/nowhere is neither a folder nor a file; a model of the hub is hub:OWNER/NAME"),
+    ],
+)
+def test_a_place_has_to_be_named(home: Home, flags: tuple[str, ...], sentence: str) -> None:
+    assert home.run("tracks.bases.bring", *flags, "--tag=none").refused() == sentence
+    assert not (home.base / "chat_sft" / "none").exists()

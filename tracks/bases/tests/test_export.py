@@ -1,0 +1,84 @@
+"""Public models go out as they came in: the same weights, config and tokens, read by `transformers`."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from nanochat.errors import UserError
+from tracks.bases.export import write_folder
+from tracks.bases.sources import open_source, weights_of
+from tracks.bases.tests.public_models import CASES, CHATML, model_of, save_folder, save_gguf
+from tracks.bases.tests.test_template import conversations
+from tracks.bases.tokenizer import PublicTokenizer
+
+
+def record_of(place: Path) -> dict:
+    source = open_source(str(place))
+    public = {"architecture": "X", "from": "a place", "config": source.settings, "generation": source.generation}
+    return {"stage": "chat_sft", "step": 0, "public": public | {"licence": "mit", "files": source.hashes()}}
+
+
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_a_model_goes_out_as_it_came(case: str, tmp_path: Path) -> None:
+    theirs = save_folder(case, tmp_path / "in")
+    source = open_source(str(tmp_path / "in"))
+    (tmp_path / "out").mkdir()
+    checks = write_folder(
+        model_of(source), PublicTokenizer(source.definition), record_of(tmp_path / "in"), tmp_path / "out"
+    )
+    assert [check.split(":")[0] for check in checks] == ["logits", "tokenizer"]
+    # `transformers` has a class of its own for Qwen2, which splits digits in another way than this vocabulary.
+    assert ("but by AutoTokenizer not for" in checks[1]) == case.startswith("qwen2")
+    before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("in", "out"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    assert type(again) is type(theirs)
+    ids = torch.arange(100)[None] * 7 % 600
+    assert torch.equal(again(ids).logits, theirs(ids).logits)
+    first, second = (transformers.AutoTokenizer.from_pretrained(tmp_path / folder) for folder in ("in", "out"))
+    for messages in conversations(20):
+        assert first.apply_chat_template(messages) == second.apply_chat_template(messages)
+    assert second.chat_template == CHATML
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "the model that came from a place, at stage chat_sft, step 0" in card
+    # It can come in again.
+    assert open_source(str(tmp_path / "out")).config == source.config
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma3"])
+def test_a_gguf_file_goes_out_as_a_folder_and_comes_in_again(case: str, tmp_path: Path) -> None:
+    """With what its texts begin with."""
+    save_gguf(case, tmp_path / "model.gguf")
+    source = open_source(str(tmp_path / "model.gguf"))
+    (tmp_path / "out").mkdir()
+    write_folder(
+        model_of(source), PublicTokenizer(source.definition), record_of(tmp_path / "model.gguf"), tmp_path / "out"
+    )
+    again = open_source(str(tmp_path / "out"))
+    assert again.config == source.config
+    assert list(again.definition.prefix) == list(source.definition.prefix) == ([0] if case == "gemma3" else [])
+    weights, expected = weights_of(again), weights_of(source)
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def test_a_shorter_context_is_written(tmp_path: Path) -> None:
+    save_folder("llama", tmp_path / "in")
+    source = open_source(str(tmp_path / "in"), context=128)
+    (tmp_path / "out").mkdir()
+    write_folder(model_of(source), PublicTokenizer(source.definition), record_of(tmp_path / "in"), tmp_path / "out")
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "out").max_position_embeddings == 128
+
+
+def test_a_difference_is_not_kept(tmp_path: Path) -> None:
+    save_folder("llama", tmp_path / "in")
+    source = open_source(str(tmp_path / "in"))
+    record = record_of(tmp_path / "in")
+    record["public"]["config"] = source.settings | {"rms_norm_eps": 0.1}
+    (tmp_path / "out").mkdir()
+    with pytest.raises(UserError, match="the export computes something else"):
+        write_folder(model_of(source), PublicTokenizer(source.definition), record, tmp_path / "out")

@@ -1,0 +1,274 @@
+"""Folders and files of models: read whole, or refused in one sentence that names what is wrong."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from nanochat.errors import UserError
+from nanochat.paths import read_sha256
+from tracks.bases.sources import open_source, weights_of
+from tracks.bases.templates import CHATML as OURS
+from tracks.bases.tests.public_models import CHATML, VOCABULARY, model_of, save_folder
+from tracks.bases.tokenizer import PublicTokenizer
+
+Damage = Callable[[Path], object]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model in three files and an index."""
+    folder = tmp_path_factory.mktemp("model") / "llama"
+    save_folder("llama", folder, shard="100KB")
+    return folder
+
+
+def test_a_model_in_several_files(saved: Path, tmp_path: Path) -> None:
+    shards = sorted(saved.glob("*.safetensors"))
+    assert len(shards) > 2
+    source = open_source(str(saved))
+    weights = weights_of(source)
+    save_folder("llama", tmp_path / "one")
+    for name, value in weights_of(open_source(str(tmp_path / "one"))).items():
+        assert torch.equal(weights[name], value)
+    assert weights["embed.weight"].shape == (704, 48)  # a multiple of 64
+    assert not weights["head.weight"][VOCABULARY:].any()
+    hashes = source.hashes()
+    assert hashes["config.json"] == read_sha256(saved / "config.json")
+    assert {*hashes} == {path.name for path in saved.iterdir()} - {"model.safetensors.index.json"}
+
+
+@pytest.mark.parametrize(
+    ("card", "licence"),
+    [
+        ("---\nlibrary_name: x\nlicense: apache-2.0\n---\n# A\n", "apache-2.0"),
+        ("---\nlibrary_name: x\n---\nlicense: mit\n", ""),
+        ("license: mit\n", ""),
+    ],
+)
+def test_the_license_is_that_of_the_card(card: str, licence: str, saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved, tmp_path / "model")
+    assert open_source(str(tmp_path / "model")).licence == ""
+    (tmp_path / "model" / "README.md").write_text(card)
+    assert open_source(str(tmp_path / "model")).licence == licence
+
+
+def test_half_precision_is_read(tmp_path: Path) -> None:
+    save_folder("qwen3", tmp_path)
+    file = tmp_path / "model.safetensors"
+    stored = {name: value.bfloat16() for name, value in load_file(file).items()}
+    save_file(stored, file)
+    weights = weights_of(open_source(str(tmp_path)))
+    assert torch.equal(weights["norm.gain"], stored["model.norm.weight"].float())
+
+
+def test_what_a_text_begins_and_ends_with(saved: Path, tmp_path: Path) -> None:
+    definition = open_source(str(saved)).definition
+    assert (definition.bos, list(definition.prefix), list(definition.ends)) == (0, [], [2, 0])
+    save_folder("gemma3", tmp_path)
+    definition = open_source(str(tmp_path)).definition
+    assert (definition.bos, list(definition.prefix)) == (0, [0])  # as its tokenizer.json says
+
+
+def test_templates(saved: Path, tmp_path: Path) -> None:
+    assert open_source(str(saved)).definition.template == CHATML
+    assert open_source(str(saved), template="chatml").definition.template == OURS
+    (tmp_path / "mine.jinja").write_text("{{ messages[0].content }}")
+    assert (
+        open_source(str(saved), template=str(tmp_path / "mine.jinja")).definition.template
+        == "{{ messages[0].content }}"
+    )
+    bare = tmp_path / "bare"
+    save_folder("llama", bare, template=None)
+    source = open_source(str(bare))
+    assert (source.has_template, source.definition.template) == (False, OURS)  # its vocabulary has <|im_end|>
+    with pytest.raises(UserError, match="--template=mine is none of chatml, gemma, llama3, and no file"):
+        open_source(str(saved), template="mine")
+
+
+def change(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def replace_tensor(folder: Path, name: str, value: torch.Tensor | None, new: str = "") -> None:
+    """Store another tensor in place of one, or none."""
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    file = folder / index["weight_map"][name]
+    tensors = load_file(file)
+    del tensors[name]
+    save_file(tensors | ({new or name: value} if value is not None else {}), file)
+
+
+DAMAGES: dict[str, tuple[Damage, str]] = {
+    "no config": (
+        lambda folder: (folder / "config.json").unlink(),
+        r"has no config\.json: it is not a folder of a model",
+    ),
+    "config damaged": (lambda folder: (folder / "config.json").write_text("{"), r"config\.json is damaged"),
+    "architecture": (
+        lambda folder: change(folder / "config.json", architectures=["MambaForCausalLM"]),
+        "its architecture is MambaForCausalLM: only LlamaForCausalLM",
+    ),
+    "no weights": (
+        lambda folder: [path.unlink() for path in folder.glob("model*")],
+        "has no weights as safetensors$",
+    ),
+    "a pickle": (
+        lambda folder: [
+            *(path.unlink() for path in folder.glob("model*")),
+            (folder / "pytorch_model.bin").write_bytes(b""),
+        ],
+        r"has no weights as safetensors, only pytorch_model\.bin, which may hold code",
+    ),
+    "a shard": (
+        lambda folder: sorted(folder.glob("*.safetensors"))[1].unlink(),
+        "has not all of its weights: model-00002-of-.* is missing",
+    ),
+    "a shard cut off": (
+        lambda folder: sorted(folder.glob("*.safetensors"))[1].write_bytes(b"12345678"),
+        "model-00002-of-.* cannot be read",
+    ),
+    "an index that leaves the folder": (
+        lambda folder: change(folder / "model.safetensors.index.json", weight_map={"a": "../b.safetensors"}),
+        "names no files of this folder",
+    ),
+    "a tensor": (
+        lambda folder: replace_tensor(folder, "model.norm.weight", None),
+        r"has not all of its weights: model\.norm\.weight is missing",
+    ),
+    "another tensor": (
+        lambda folder: replace_tensor(folder, "model.norm.weight", torch.ones(48), "model.mixer.weight"),
+        "is missing",
+    ),
+    "a shape": (
+        lambda folder: replace_tensor(folder, "model.norm.weight", torch.ones(50)),
+        r"model\.norm\.weight has the shape \(50,\), and config\.json says \(48,\)",
+    ),
+    "a value": (
+        lambda folder: replace_tensor(folder, "model.norm.weight", torch.full((48,), torch.nan)),
+        r"model\.norm\.weight has values that are not finite",
+    ),
+    "a size": (
+        lambda folder: change(folder / "config.json", hidden_size=2**30),
+        "hidden_size=1073741824, which cannot be",
+    ),
+    "a vocabulary": (
+        lambda folder: change(folder / "config.json", vocab_size=100),
+        r"embed_tokens\.weight has the shape \(700, 48\), and config\.json says \(100, 48\)",
+    ),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), r"has no tokenizer\.json"),
+    "tokenizer damaged": (
+        lambda folder: (folder / "tokenizer.json").write_text("{}"),
+        r"its tokenizer\.json cannot be read",
+    ),
+    "tokenizer with code": (
+        lambda folder: change(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": "code.Tokenizer"}),
+        "a tokenizer with code of its own, which is not run",
+    ),
+    "token unknown": (
+        lambda folder: change(folder / "tokenizer_config.json", eos_token="</nothing>"),
+        "its eos_token </nothing> is not in its vocabulary",
+    ),
+    "token no text": (
+        lambda folder: change(folder / "tokenizer_config.json", bos_token=5),
+        r"its tokenizer_config\.json has bos_token=5, which is no text",
+    ),
+    "end no id": (
+        lambda folder: change(folder / "generation_config.json", eos_token_id="2"),
+        "its eos_token_id has '2', which is no id",
+    ),
+    "end below": (
+        lambda folder: change(folder / "generation_config.json", eos_token_id=-1),
+        "its token -1 ends a text, and its vocabulary has 700",
+    ),
+    "index no map": (
+        lambda folder: change(folder / "model.safetensors.index.json", weight_map=[]),
+        "names no files of this folder",
+    ),
+    "no UTF-8": (lambda folder: (folder / "tokenizer.json").write_bytes(b"\xff"), "is damaged: it is no UTF-8"),
+    "template": (
+        lambda folder: (folder / "chat_template.jinja").write_text("{% for %}"),
+        "its chat template cannot be read",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damages(name: str, saved: Path, tmp_path: Path) -> None:
+    damage, sentence = DAMAGES[name]
+    folder = tmp_path / "model"
+    shutil.copytree(saved, folder)
+    damage(folder)
+    with pytest.raises(UserError) as error:
+        weights_of(open_source(str(folder)))
+    assert re.search(sentence, str(error.value)), error.value
+    assert str(folder) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_vocabulary_larger_than_the_embedding(tmp_path: Path) -> None:
+    save_folder("llama", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tensors[name] = tensors[name][:300].contiguous()
+    save_file(tensors, tmp_path / "model.safetensors")
+    change(tmp_path / "config.json", vocab_size=300)
+    with pytest.raises(UserError, match=r"its vocabulary has \d+ tokens, and its embedding 300"):
+        open_source(str(tmp_path))
+
+
+def test_added_tokens_beyond_the_embedding_are_left_out(tmp_path: Path) -> None:
+    """As in Gemma 3's vocabulary, whose last token is for images."""
+    save_folder("gemma3", tmp_path)
+    file = tmp_path / "tokenizer.json"
+    state = json.loads(file.read_text(encoding="utf-8"))
+    token = {**state["added_tokens"][0], "id": VOCABULARY, "content": "<image>"}
+    file.write_text(json.dumps({**state, "added_tokens": [*state["added_tokens"], token]}), encoding="utf-8")
+    tokenizer = PublicTokenizer(open_source(str(tmp_path)).definition)
+    assert "<image>" not in tokenizer.special_tokens
+    assert len(tokenizer.token_lengths()) <= VOCABULARY
+
+
+def test_a_head_beside_the_embedding_counts(tmp_path: Path) -> None:
+    """If a config says that they are one and the file has two, `transformers` takes the two."""
+    save_folder("gemma3", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert open_source(str(tmp_path)).config.tie_embeddings
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + 1}, tmp_path / "model.safetensors")
+    source = open_source(str(tmp_path))
+    assert not source.config.tie_embeddings
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(model_of(source)(ids), theirs(ids).logits, rtol=1e-4, atol=1e-4)
+    same = {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
+    save_file(tensors | same, tmp_path / "model.safetensors")
+    assert open_source(str(tmp_path)).config.tie_embeddings
+
+
+def test_the_day_counts_only_where_a_template_asks_for_it(saved: Path, tmp_path: Path) -> None:
+    assert open_source(str(saved)).definition.day == ""
+    (tmp_path / "dated.jinja").write_text("{{ strftime_now('%Y') }}<|im_end|>")
+    assert open_source(str(saved), template=str(tmp_path / "dated.jinja")).definition.day
+
+
+def test_a_place_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is neither a folder nor a file"):
+        open_source(str(tmp_path / "nothing"))
+
+
+def test_a_model_of_the_hub(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a mirror here; the hub's own client is tried in tests/data/test_hub.py."""
+    shutil.copytree(saved, tmp_path / "models" / "someone" / "llama")
+    monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path))
+    source = open_source("hub:someone/llama")
+    assert torch.equal(source.read("norm.gain"), open_source(str(saved)).read("norm.gain"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match="the model someone/other"):
+        open_source("hub:someone/other")

@@ -1,0 +1,39 @@
+"""The templates for models without one."""
+
+import pytest
+
+from nanochat.chat import render_conversation, render_prompt
+from tracks.bases.templates import MARKS, TEMPLATES, usual_template
+from tracks.bases.tests.test_template import conversations, theirs_with
+from tracks.bases.tests.test_tokenizer import public
+
+EXPECTED = {
+    "chatml": "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n",
+    "gemma": "<bos><start_of_turn>user\nS\n\nQ<end_of_turn>\n<start_of_turn>model\nA<end_of_turn>\n",
+    "llama3": "<bos><|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\nQ<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nA<|eot_id|>",
+}
+MESSAGES = [
+    {"role": "system", "content": "S"},
+    {"role": "user", "content": "Q"},
+    {"role": "assistant", "content": "A"},
+]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates(name: str) -> None:
+    ours = public("llama", template=TEMPLATES[name], ends=(2, 6))
+    ids, _ = render_conversation({"messages": MESSAGES}, ours)
+    assert ours.decode(ids) == EXPECTED[name]
+    prompt = ours.decode(render_prompt({"messages": MESSAGES}, ours))
+    assert EXPECTED[name].startswith(prompt)
+    assert EXPECTED[name][len(prompt) :].startswith("A")
+    theirs = theirs_with(TEMPLATES[name])
+    for messages in conversations(50):
+        assert render_conversation({"messages": messages}, ours)[0] == theirs.apply_chat_template(messages)["input_ids"]
+
+
+def test_the_usual_one_follows_from_the_vocabulary() -> None:
+    for name, mark in MARKS.items():
+        assert usual_template({"<s>", mark}) == TEMPLATES[name]
+    assert usual_template({"<s>", "</s>"}) == ""

@@ -1,0 +1,127 @@
+"""Tokenizers of public models: ids and texts beside `transformers`, and what our code asks of a tokenizer."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
+
+from nanochat.chat import Reply, fitted_prompt, reply_parts
+from nanochat.errors import UserError
+from nanochat.tokenizer import Tokenizer
+from tracks.bases.tests.public_models import CHATML, SPECIAL, TEXT, save_tokenizer, tokenizer_for
+from tracks.bases.tokenizer import FORMAT, Definition, PublicCore, PublicTokenizer
+
+KINDS = ("llama", "gemma3")  # vocabularies of bytes, and of pieces
+PIECES = [
+    *TEXT[0].split(" "), *TEXT[1].split(" "), *TEXT[2].split(" "),
+    " ", "  ", "\n", "\t", "\r\n", "\u00a0", "\u200b", "\ufffd", "é", "e\u0301", "👍🏽", "👩‍💻", "1234", "٣٤",
+    "<think>", "<0x41>", "▁", "Ġ", "|", "'s", "ß", "中文", "\x00", "\x7f",
+]  # fmt: skip
+
+
+def texts(count: int = 2000) -> list[str]:
+    dice = random.Random(4)
+    return ["".join(dice.choices(PIECES, k=dice.randrange(12))) for _ in range(count)]
+
+
+def public(case: str, **changes) -> PublicTokenizer:
+    fields = {"template": CHATML, "bos": 0, "ends": (2, 0), "variables": {"bos_token": "<bos>"}}
+    if case.startswith("gemma"):
+        fields["prefix"] = (0,)
+    return PublicTokenizer(Definition(tokenizer_for(case).to_str(), **{**fields, **changes}))
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_ids_and_texts(case: str, tmp_path: Path) -> None:
+    theirs = save_tokenizer(case, tmp_path)
+    ours = public(case)
+    for text in texts():
+        ids = ours.encode(text)
+        assert ids == theirs(text, add_special_tokens=False)["input_ids"]
+        decoded = theirs.decode(ids, clean_up_tokenization_spaces=False)
+        assert ours.decode(ids) == decoded
+        # Token by token, as a server streams a reply.
+        parts = reply_parts(ids, ours)
+        assert "".join(part["text"] for part in parts) == decoded
+        assert ours.token_lengths()[ids].sum() == len(decoded.encode())
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_batches_are_the_same(case: str) -> None:
+    ours = public(case)
+    some = texts(50)
+    for ids, offsets in (ours.core.encode_batch(some, 7), ours.core.encode_arrow(pa.array(some), 7)):
+        assert ids.dtype == np.uint32
+        rows = [row.tolist() for row in np.split(ids, offsets[1:-1].astype(int))]
+        assert rows == [[7, *ours.encode(text)] for text in some]
+    ids, offsets = ours.core.encode_batch([])
+    assert (len(ids), offsets.tolist()) == (0, [0])
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_text_is_never_a_special_token(case: str) -> None:
+    ours = public(case)
+    special = set(ours.special_tokens.values())
+    assert set(ours.special_tokens) == set(SPECIAL)
+    for name in SPECIAL:
+        ids = ours.encode(f"a {name} b")
+        assert not special & set(ids)
+        assert ours.decode(ids) == f"a {name} b"
+    assert ours.decode([ours.special_tokens["<|im_end|>"]]) == "<|im_end|>"  # its name, as with ours
+
+
+def test_half_a_character() -> None:
+    ours = public("llama")
+    assert ours.decode(ours.encode("a\ud83d b")) == "a\ufffd b"
+    assert ours.core.token_bytes(10**6) == b""  # an embedding may have more rows than there are tokens
+
+
+def test_where_a_text_begins() -> None:
+    plain, gemma = public("llama"), public("gemma3")
+    assert plain.begin("fox") == plain.encode("fox")
+    assert gemma.begin("fox") == [0, *gemma.encode("fox")]
+    assert plain.begin("") == gemma.begin("") == [0]  # something has to stand before the first token
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_its_file(case: str, tmp_path: Path) -> None:
+    ours = public(case, day="2026-02-03")
+    assert ours.save(tmp_path / "tokenizer.json") == ours.content_hash
+    again = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert isinstance(again, PublicTokenizer)
+    assert again.content_hash == ours.content_hash
+    assert again.encode(TEXT[0]) == ours.encode(TEXT[0])
+    assert (again.turn_ends, again.prefix, again.bos) == (ours.turn_ends, ours.prefix, ours.bos)
+    assert f'"format": "{FORMAT}"' in (tmp_path / "tokenizer.json").read_text(encoding="utf-8")
+    for change in ({"template": ""}, {"ends": (1,)}, {"prefix": (5,)}, {"day": "2026-02-04"}):
+        assert public(case, **change).content_hash != ours.content_hash
+
+
+def test_a_long_question_is_cut_at_its_beginning() -> None:
+    """A template may write anything around it."""
+    ours = public("llama")
+    conversation = {"messages": [{"role": "user", "content": " ".join(map(str, range(200)))}]}
+    ids, cut = fitted_prompt(conversation, ours, 100, 20)
+    assert cut
+    assert 70 < len(ids) <= 80
+    text = ours.decode(ids)
+    assert text.startswith("<|im_start|>user\n")
+    assert text.endswith(" 198 199<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_no_calculator_is_called() -> None:
+    reply = Reply(public("llama"))
+    assert [piece.kind for token in range(300) for piece in reply.feed(token)].count("python") == 0
+
+
+def test_what_cannot_be_read() -> None:
+    with pytest.raises(UserError, match=r"its tokenizer\.json cannot be read"):
+        PublicCore("{}")
+    with pytest.raises(UserError, match="a decoder that is not known: none"):
+        PublicCore(Backend(models.WordLevel({"a": 0}, "a")).to_str())
+    with pytest.raises(UserError, match="has not the merges"):
+        _ = public("llama").bpe

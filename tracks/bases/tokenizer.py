@@ -1,0 +1,182 @@
+"""The tokenizer of a public model: its own `tokenizer.json`, run by the `tokenizers` package, behind our interface.
+
+The file that a checkpoint's manifest names has the text of `tokenizer.json` as it came, the chat template, and which
+tokens begin a document and end a turn. As with our own tokenizers text never becomes a special token: only a chat
+template writes those.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import tokenizers
+
+import rustbpe
+from nanochat.errors import UserError
+from nanochat.log import Record
+from nanochat.tokenizer import Tokenizer
+from tracks.bases.template import JinjaTemplate
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FORMAT = "nanochat-public-tokenizer-1"
+SPACE = "▁"  # how vocabularies of SentencePiece write a space
+
+
+@dataclass(frozen=True)
+class Definition:
+    """Everything that decides the ids of texts and conversations."""
+
+    tokenizer: str  # the text of a tokenizer.json
+    template: str = ""  # Jinja, over messages; empty: the model knows no conversations
+    bos: int = 0  # stands between documents
+    prefix: Sequence[int] = ()  # what each text begins with
+    ends: Sequence[int] = ()  # end an answer; the one that the template writes comes first
+    variables: dict[str, str] = field(default_factory=dict)  # for the template: bos_token and others
+    day: str = ""  # when the model was brought in: the date that a template is told, if it asks for one
+
+
+class PublicCore:
+    """The library's tokenizer as a `nanochat.tokenizer.Core`."""
+
+    def __init__(self, text: str) -> None:
+        try:
+            self.backend = tokenizers.Tokenizer.from_str(text)
+        # The library raises Exception itself for a file that it cannot read.
+        except Exception as error:
+            raise UserError(f"its tokenizer.json cannot be read: {error}") from None
+        self.backend.no_padding()
+        self.backend.no_truncation()
+        self.backend.encode_special_tokens = True  # as plain text
+        added = self.backend.get_added_tokens_decoder()
+        self.special_tokens = {token.content: id for id, token in added.items() if token.special}
+        self.vocab_size = self.backend.get_vocab_size()
+        self._added = set(added)
+        self._decoders = list(_types(self.backend.decoder))
+        if not {"ByteLevel", "ByteFallback", "Metaspace"} & set(self._decoders):
+            raise UserError(
+                f"its tokenizer.json has a decoder that is not known: {', '.join(self._decoders) or 'none'};"
+                " vocabularies of bytes, and of SentencePiece with its bytes, are"
+            )
+
+    def encode(self, text: str) -> "np.ndarray":
+        import numpy as np
+
+        return np.array(self.backend.encode(_valid(text), add_special_tokens=False).ids, dtype=np.uint32)
+
+    def encode_batch(
+        self, texts: Sequence[str], prepend: int | None = None, threads: int = 0
+    ) -> "tuple[np.ndarray, np.ndarray]":
+        import numpy as np
+
+        first = [] if prepend is None else [prepend]
+        encoded = self.backend.encode_batch_fast([_valid(text) for text in texts], add_special_tokens=False)
+        rows = [[*first, *one.ids] for one in encoded]
+        offsets = np.zeros(len(rows) + 1, dtype=np.uint64)
+        offsets[1:] = np.cumsum([len(row) for row in rows], dtype=np.uint64)
+        ids = np.fromiter((id for row in rows for id in row), dtype=np.uint32, count=int(offsets[-1]))
+        return ids, offsets
+
+    def encode_arrow(self, array: Any, prepend: int | None = None, threads: int = 0) -> "tuple[np.ndarray, np.ndarray]":
+        return self.encode_batch(array.to_pylist(), prepend, threads)
+
+    def decode(self, ids: "Sequence[int] | np.ndarray") -> str:
+        return self.decode_bytes(ids).decode(errors="replace")
+
+    def decode_bytes(self, ids: "Sequence[int] | np.ndarray") -> bytes:
+        return b"".join(self.token_bytes(int(id)) for id in ids)
+
+    def token_bytes(self, id: int) -> bytes:
+        return self._bytes[id] if 0 <= id < len(self._bytes) else b""  # an embedding may have more rows than tokens
+
+    def token_lengths(self) -> "np.ndarray":
+        import numpy as np
+
+        special = set(self.special_tokens.values())
+        return np.array([0 if id in special else len(bytes) for id, bytes in enumerate(self._bytes)], dtype=np.uint32)
+
+    @cached_property
+    def _bytes(self) -> list[bytes]:
+        """The bytes of every token, by id; of a special token its name."""
+        tokens = self.backend.get_vocab()
+        rows = [b""] * (max(tokens.values()) + 1)
+        of_bytes = "ByteLevel" in self._decoders
+        for token, id in tokens.items():
+            if not of_bytes and token not in self.special_tokens:
+                rows[id] = _from_pieces(token)
+            else:  # a vocabulary of bytes has no letters for what was added
+                rows[id] = token.encode() if id in self._added else _from_letters(token)
+        return rows
+
+
+def _types(decoder: Any) -> Iterable[str]:
+    """Yield the types of a decoder and its parts."""
+    import json
+
+    state = json.loads(decoder.__getstate__()) if decoder is not None else {}
+    for part in state.get("decoders", [state]):
+        yield part.get("type", "")
+
+
+def _valid(text: str) -> str:
+    """Return text that UTF-8 can write: halves of a surrogate pair become U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+# The letter of each byte in vocabularies of bytes: printable ones are themselves, others follow from U+0100 on.
+PRINTABLE = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+HIDDEN = [byte for byte in range(256) if byte not in PRINTABLE]
+LETTERS = {chr(byte): byte for byte in PRINTABLE} | {chr(256 + place): byte for place, byte in enumerate(HIDDEN)}
+
+
+def _from_letters(token: str) -> bytes:
+    # A few vocabularies hold tokens that were never written in letters.
+    return bytes(LETTERS[letter] for letter in token) if LETTERS.keys() >= set(token) else token.encode()
+
+
+def _from_pieces(token: str) -> bytes:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes.fromhex(token[3:5])
+    return token.replace(SPACE, " ").encode()
+
+
+class PublicTokenizer(Tokenizer):
+    """A tokenizer that came with a model."""
+
+    format = FORMAT
+
+    def __init__(self, definition: Definition) -> None:
+        self.definition = definition
+        self.core = core = PublicCore(definition.tokenizer)
+        self.vocab_size = core.vocab_size
+        self.special_tokens = core.special_tokens
+        self.bos = definition.bos
+        self.prefix = tuple(definition.prefix)
+        self.turn_ends = tuple(definition.ends)
+        self.turn_end = self.turn_ends[0]
+        self.text_ends = self.turn_ends
+        if definition.template:
+            self.template = JinjaTemplate(
+                definition.template, definition.variables, core.backend, self.turn_ends, definition.day
+            )
+
+    @property
+    def bpe(self) -> rustbpe.Tokenizer:
+        raise UserError("the tokenizer came with a public model, and has not the merges of one that was trained here")
+
+    def _definition(self) -> Record:
+        return asdict(self.definition)
+
+
+def from_record(record: Record) -> PublicTokenizer:
+    """Return the tokenizer of a file that `Tokenizer.save` wrote."""
+    return PublicTokenizer(Definition(**{name: record[name] for name in Definition.__dataclass_fields__}))
+
+
+TOKENIZERS = {FORMAT: from_record}
