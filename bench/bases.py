@@ -33,7 +33,6 @@ TASKS = ("ARC-Easy", "PIQA", "HellaSwag")
 BUNDLE_NAMES = {"ARC-Easy": "arc_easy", "PIQA": "piqa", "HellaSwag": "hellaswag"}
 # Goals.
 CLOSE = 1e-4  # of the range of logits, and of loss and gradients
-FASTER_TUNING = 1.2
 FASTER_ANSWERS = 3.0
 MEMORY = 1.3  # times the weights in fp32
 

@@ -151,7 +151,7 @@ def _pack_attention(attention: Attention, source: Attention, dtype: torch.dtype)
 
 @torch.inference_mode()
 def meet_sizes(packed: GPT) -> None:
-    """Let oneDNN keep what it needs for each row count, once for each shape of a weight: afterwards memory is flat."""
+    """Let oneDNN keep now what it keeps for each row count, once for each shape of a weight."""
     layers = [module for module in packed.modules() if isinstance(module, PackedLinear)]
     for layer in {layer.matrix().shape: layer for layer in layers}.values():
         layer.meet_sizes()

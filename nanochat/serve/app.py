@@ -310,10 +310,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def share_one_heap() -> None:
-    """Let the C library keep one heap for all threads, as far as it can: heaps of their own never give memory back.
-
-    With a heap for each thread a server grew twice as fast under load (dev/MEASURED.md). Only glibc has such heaps.
-    """
+    """Limit glibc to one malloc arena for all threads: with one each, the memory grew under load (dev/LOG.md)."""
     with suppress(AttributeError):  # another library
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
