@@ -71,7 +71,9 @@ def test_the_seed_reaches_world_weights_and_data(planned, base) -> None:
         seeded = [step.name for step in job.steps if f"--seed={seed}" in step.command]
         assert seeded == ["base_train", "mid_train", "chat_sft", "chat_rl"]
         assert [step.name for step in job.steps if step.skip] == ["download", "download_tasks"]
-        assert job.step("chat_rl").files == job.step("base_eval").files == [[f"{world}/world.json", "", None]]
+        assert (
+            job.step("chat_rl").files == job.step("base_eval").files == [[f"{world}/world.json", "", None, "dataset"]]
+        )
     assert f"text: the embedded world in {base / world}" in text
     assert "--chat-temperature=0.2" in job.step("mid_train").command
 
