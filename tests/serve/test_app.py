@@ -59,6 +59,34 @@ def test_threads_share_a_heap() -> None:
     assert heaps("one") == 1
 
 
+# Half of what was allocated is free, in pieces between the others; memory in pages before and after.
+HOLES = """
+import asyncio
+from pathlib import Path
+from nanochat.serve.app import share_one_heap, trim_heap
+share_one_heap()
+resident = lambda: int(Path("/proc/self/statm").read_text().split()[1])
+pieces = [bytearray(b"x" * 50_000) for _ in range(4000)]
+del pieces[::2]
+before = resident()
+async def wait():
+    task = asyncio.create_task(trim_heap(0.01))
+    for _ in range(1000):
+        await asyncio.sleep(0.01)
+        if resident() < before - 10_000:
+            break
+    task.cancel()
+asyncio.run(wait())
+print(before - resident())
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc alone is asked to give memory back")
+def test_free_memory_goes_back_to_the_system() -> None:
+    command = [sys.executable, "-c", HOLES]
+    assert int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) > 10_000
+
+
 def ask(path="/v1/models", method="GET", content=None, headers=(), host="127.0.0.1", key=""):
     """Return the response of an application in this process that has no engine."""
 
