@@ -78,6 +78,7 @@ class Event:
     # The model's log-probability for the choice, ends included; 0 for tokens put in, and if the request does not ask.
     logprob: float = 0.0
     likely: Likely | None = None  # of tokens that the model chose, if the request asks
+    end: int | None = None  # the token that the model stopped with
 
 
 @dataclass
@@ -89,12 +90,14 @@ class Completion:
     reason: str = ""
     # One per token, and one more if the model chose to stop; 0 if the request does not ask.
     logprobs: list[float] = field(default_factory=list)
+    end: int | None = None  # the token that the model stopped with
 
     def append(self, event: Event) -> None:
         if event.reason not in ("length", "error"):  # a cut sample has no chosen end
             self.logprobs.append(event.logprob)
         if event.token is None:
             self.reason = event.reason
+            self.end = event.end
         else:
             self.tokens.append(event.token)
             self.mask.append(int(event.sampled))
@@ -341,7 +344,7 @@ class Engine:
             sample.forced -= 1
             logprob = 0.0
         elif token in sample.stop:
-            self._end(sample, "stop", logprob)
+            self._end(sample, "stop", logprob, token)
             return
         sample.length += 1
         found = None
@@ -375,9 +378,9 @@ class Engine:
             return []  # no answer: the model continues
         return [self.special["<|output_start|>"], *self.tokenizer.encode(answer), self.special["<|output_end|>"]]
 
-    def _end(self, sample: Sample, reason: str, logprob: float = 0.0) -> None:
+    def _end(self, sample: Sample, reason: str, logprob: float = 0.0, token: int | None = None) -> None:
         self._release(sample)
-        sample.events.append(Event(sample, None, reason=reason, logprob=logprob))
+        sample.events.append(Event(sample, None, reason=reason, logprob=logprob, end=token))
 
     def _release(self, sample: Sample) -> None:
         """Free a slot and move the last sample there, because a step runs the first slots."""

@@ -1,4 +1,4 @@
-"""The error that a user can do something about."""
+"""Errors that a user can do something about."""
 
 
 class UserError(ValueError):
@@ -7,3 +7,7 @@ class UserError(ValueError):
     A script ends with the sentence and exit code 2 (`config.run_script`). Any other ValueError is a defect of the code:
     its place is shown too.
     """
+
+
+class TemplateError(UserError):
+    """A public model's chat template refuses a conversation, or fails for it."""

@@ -3,7 +3,7 @@
 Each epoch has a new random order, divided into windows with 512 conversations. A window is packed at once: the longest
 conversation first, each into the fullest row with enough room. So the position in the stream is three numbers: epoch,
 window, row. A conversation too long for a row loses the last turns, or is left out if not even the first turn fits;
-both are counted.
+both are counted. So are the few that a public model's chat template refuses.
 """
 
 from bisect import bisect_left, insort
@@ -15,8 +15,8 @@ import numpy as np
 
 from nanochat.chat import render_conversation
 from nanochat.dataloader import DataRecord, Loader
-from nanochat.errors import UserError
-from nanochat.log import Record
+from nanochat.errors import TemplateError, UserError
+from nanochat.log import Record, print0
 from nanochat.metrics import kept_figures, validation_metrics
 from nanochat.protocols import Conversation, Conversations, Mixture
 from nanochat.settings import ChatTuneSettings
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 WINDOW = 512  # conversations
 # In finished windows; padding and slots in tokens.
-COUNTS = ("conversations", "shortened", "left out", "padding", "slots")
+COUNTS = ("conversations", "shortened", "left out", "refused", "padding", "slots")
+REFUSED = 0.01  # largest share of a window that a chat template may refuse
 
 Rendered = tuple[list[int], list[int]]  # ids and loss mask
 Position = dict[str, int]  # epoch, window, row, rows (in the window of the last row), and COUNTS
@@ -85,25 +86,34 @@ class ChatLoader(Loader[Conversations]):
         """Return the rows for the window at a position, in random order, and the counts including this window."""
         epoch = place["epoch"]
         window = place["window"]
-        counts = {name: place[name] for name in COUNTS}
+        counts = {name: place.get(name, 0) for name in COUNTS}  # positions of older runs count no refused ones
         # The same for every rank and every resumed run.
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.data))
-        pieces = []
+        pieces: list[Rendered] = []
+        refused: list[str] = []
         size = self.seq_len + 1
-        for number in order[window * WINDOW : (window + 1) * WINDOW].tolist():
+        numbers = order[window * WINDOW : (window + 1) * WINDOW].tolist()
+        for number in numbers:
+            counts["conversations"] += 1
             try:
                 piece, is_short = fit_conversation(self.data[number], self.tokenizer, size)
-            except UserError as error:  # a public template refuses some conversations
-                raise UserError(f"conversation {number:,} of the mixture: {error}") from None
-            counts["conversations"] += 1
+            except TemplateError as error:
+                refused.append(f"conversation {number:,} of the mixture: {error}")
+                continue
             if piece is None:
                 counts["left out"] += 1
             else:
                 if is_short:
                     counts["shortened"] += 1
                 pieces.append(piece)
+        if len(refused) > REFUSED * len(numbers):
+            raise UserError(f"{refused[0]} ({len(refused)} of {len(numbers)} conversations are refused)")
+        if refused:
+            counts["refused"] += len(refused)
+            print0(f"data: {len(refused)} of {len(numbers)} conversations are left out; {refused[0]}")
         # If nothing fits, the window still gets one row, without targets.
-        packed = best_fit([len(ids) for ids, _ in pieces], size) or [[]]
+        gap = self._gap(pieces)
+        packed = best_fit([len(ids) + gap for ids, _ in pieces], size + gap) or [[]]
         slots = len(packed) * size
         counts["slots"] += slots
         counts["padding"] += slots - sum(len(ids) for ids, _ in pieces)
@@ -111,19 +121,24 @@ class ChatLoader(Loader[Conversations]):
         shuffled = np.random.default_rng((self.seed, epoch, window)).permutation(len(packed))
         return [self._row([pieces[number] for number in packed[row]]) for row in shuffled], counts
 
+    def _gap(self, pieces: list[Rendered]) -> int:
+        """Return 1 if a bos is needed between conversations: not every public template begins with one."""
+        return int(any(ids[0] != self.tokenizer.bos for ids, _ in pieces))
+
     def _row(self, pieces: list[Rendered]) -> np.ndarray:
         """Return (2, seq_len) inputs and targets for a row, padded with bos. pieces: each has ids and a loss mask."""
         # One token more than inputs, as targets are shifted by one.
         ids = np.full(self.seq_len + 1, self.tokenizer.bos)
         learned = np.zeros(self.seq_len + 1, dtype=bool)
         start = 0
+        gap = self._gap(pieces)  # its bos is there already
         for tokens, mask in pieces:
             end = start + len(tokens)
             ids[start:end] = tokens
             learned[start:end] = self.supervise == "all" or mask
-            # The token before the bos belongs to another conversation.
+            # The token before it belongs to another conversation.
             learned[start] = False
-            start = end
+            start = end + gap
         return np.stack([ids[:-1], np.where(learned[1:], ids[1:], -1)])
 
     # ---- position of the consumer ----
@@ -147,7 +162,7 @@ class ChatLoader(Loader[Conversations]):
 
     def describe(self) -> dict[str, int | float]:
         """Return the counts for finished windows, and padding as a share of the slots."""
-        counts = {name: self._place[name] for name in COUNTS}
+        counts = {name: self._place.get(name, 0) for name in COUNTS}
         slots = counts.pop("slots")
         return {**counts, "padding": counts["padding"] / max(slots, 1)}
 
@@ -227,5 +242,6 @@ def chat_metrics(state: "State", source: ChatLoader) -> Metrics:
         "Conversations read": counts["conversations"],
         "Shortened, being too long": counts["shortened"],
         "Left out, being too long": counts["left out"],
+        **({"Left out, refused by the chat template": counts["refused"]} if counts["refused"] else {}),
         "Padding": measured(100 * counts["padding"], spec=".2f", unit="%"),
     }

@@ -137,12 +137,12 @@ RowType = TypeVar("RowType", bound=PromptedRow)
 BatchType = TypeVar("BatchType", bound=PromptedBatch)
 
 
-def answer_row(prompt: Sequence[int], completion: Completion, advantage: float, end: int) -> AnswerRow:
+def answer_row(prompt: Sequence[int], completion: Completion, advantage: float) -> AnswerRow:
     """Return the row of a sampled answer. The end token is a target if the answer stopped by itself."""
     tokens = list(completion.tokens)
     mask = list(completion.mask)
-    if completion.reason == "stop":
-        tokens.append(end)  # the engine leaves this token out
+    if completion.end is not None:
+        tokens.append(completion.end)
         mask.append(1)
     ids = torch.tensor(tokens)
     chosen = torch.tensor(mask)
@@ -306,7 +306,6 @@ class Rollouts(PromptSource):
         self.engine = engine
         self.record = record
         self.tokenizer = trainer.tokenizer
-        self._end = self.tokenizer.turn_end
         self.name = name
         self.replay = replay
         if replay:
@@ -328,7 +327,7 @@ class Rollouts(PromptSource):
             samples = records[question]["samples"]
             if len({sample["reward"] for sample in samples}) > 1:
                 groups[question] = [
-                    answer_row(request.tokens, answer, sample["advantage"], self._end)
+                    answer_row(request.tokens, answer, sample["advantage"])
                     for answer, sample in zip(answers[question], samples, strict=True)
                 ]
         replayed = self._replayed()  # of the step that `_step` still names
@@ -337,7 +336,7 @@ class Rollouts(PromptSource):
         self._weigh(replayed, groups)
         if not groups:  # every rank runs a forward pass: one token with advantage 0
             *_, request = requests.values()
-            groups[0] = [answer_row(request.tokens, Completion([0], [0], "length", [0.0]), 0.0, self._end)]
+            groups[0] = [answer_row(request.tokens, Completion([0], [0], "length", [0.0]), 0.0)]
         return AnswerBatch.of(groups | replayed, self.runtime.device)
 
     def _replayed(self) -> dict[int, list[AnswerRow]]:
@@ -384,7 +383,6 @@ class Rollouts(PromptSource):
                 top_p=config.top_p,
                 n=config.num_samples,
                 seed=first + example,  # no two prompts of a run share random numbers
-                stop=frozenset([self._end]),  # one stop token, so that the token chosen at a stop is known
                 logprobs=True,
             )
         return requests

@@ -80,6 +80,10 @@ class Tokenizer:
         ids = [*self.prefix, *self.encode(text)]
         return ids or [self.bos]  # a model predicts the first token of a text from something
 
+    def letter_tokens(self, letters: Sequence[str]) -> list[int]:
+        """Return the token of each letter where the assistant answers with nothing else."""
+        return [self.encode(letter)[0] for letter in letters]  # a letter is one byte, so one token
+
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the text; bytes that are not UTF-8 become U+FFFD, special tokens become their names."""
         return self.core.decode(ids)

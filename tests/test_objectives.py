@@ -208,9 +208,9 @@ def check_answers_in_parts(model, monkeypatch) -> None:
             mask, chances = draw(length) % 3 > 0, torch.randn(length, generator=generator)
             answer = Completion(draw(length).tolist(), mask.int().tolist(), "length", (chances * mask).tolist())
             if length % 2:  # it has an end token, which was chosen too
-                answer.reason, answer.logprobs = "stop", [*answer.logprobs, -0.5]
+                answer.reason, answer.logprobs, answer.end = "stop", [*answer.logprobs, -0.5], END
             answers.append((question, prompt, answer, float(torch.randn(1, generator=generator))))
-    rows = [answer_row(prompt, answer, advantage, END) for _, prompt, answer, advantage in answers]
+    rows = [answer_row(prompt, answer, advantage) for _, prompt, answer, advantage in answers]
     for (_, prompt, answer, _), row in zip(answers, rows, strict=True):
         ends = [END] * (answer.reason == "stop")
         ids = torch.tensor([*prompt, *answer.tokens, *ends])[None]

@@ -11,6 +11,7 @@ from made_chats import chat
 
 from nanochat import packing
 from nanochat.chat import render_conversation
+from nanochat.errors import TemplateError, UserError
 from nanochat.packing import ChatLoader, best_fit, fit_conversation
 from nanochat.tokenizer import Tokenizer
 
@@ -105,6 +106,67 @@ def test_long_conversations_lose_whole_turns_or_are_left_out_and_counted(tokeniz
             next(loader)
     counts = loader.describe()
     assert (counts["conversations"], counts["shortened"], counts["left out"], counts["padding"]) == (4, 1, 1, 0)
+
+
+class Foreign:
+    """A template that begins with no bos, and takes no question with the word mat."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def render(self, conversation):
+        question, answer = (message["content"] for message in conversation["messages"])
+        if "mat" in question:
+            raise TemplateError("the chat template refuses the conversation: no mats")
+        parts = self.tokenizer.encode(question), self.tokenizer.encode(answer)
+        return [*parts[0], *parts[1]], [0] * len(parts[0]) + [1] * len(parts[1])
+
+
+@pytest.fixture
+def foreign(tokenizer):
+    found = Tokenizer(tokenizer.core)
+    found.template = Foreign(found)
+    return found
+
+
+@pytest.mark.parametrize("supervise", ["assistant", "all"])
+def test_a_bos_parts_conversations_whose_template_has_none(foreign, supervise) -> None:
+    given = [chat(f"{number} one two", "three " * (1 + number % 3)) for number in range(40)]
+    expected = sorted(foreign.template.render(one)[0] for one in given)
+    found, learned = [], 0
+    with ChatLoader(given, foreign, 1, 60, supervise=supervise) as loader:
+        while loader.epoch < 1:
+            inputs, targets = (part[0].tolist() for part in next(loader))
+            row = [*inputs, targets[-1] if targets[-1] >= 0 else foreign.bos]
+            text = ",".join(map(str, row)).split(f",{foreign.bos}")
+            found += [[int(id) for id in piece.strip(",").split(",")] for piece in text if piece.strip(",")]
+            assert foreign.bos not in targets
+            learned += sum(target >= 0 for target in targets)
+    assert sorted(found) == expected
+    masks = [foreign.template.render(one)[1] for one in given]
+    assert learned == sum(sum(mask) if supervise == "assistant" else len(mask) - 1 for mask in masks)
+
+
+def test_a_template_may_refuse_a_few_conversations(foreign, capsys) -> None:
+    good, bad = chat("one two", "three"), chat("the mat", "three")
+    with ChatLoader([*[good] * 150, bad], foreign, 1, 60) as loader:
+        while loader.epoch < 1:
+            next(loader)
+        assert loader.describe()["conversations"] == 151
+        assert loader.describe()["refused"] == 1
+        state = loader.state_dict()
+    told = "data: 1 of 151 conversations are left out; conversation 150 of the mixture: the chat template refuses"
+    assert told in capsys.readouterr().out
+    del state["place"]["refused"]  # as before they were counted
+    with ChatLoader([*[good] * 150, bad], foreign, 1, 60) as loader:
+        loader.load_state_dict(state)
+        next(loader)
+    sentence = r"conversation \d+ of the mixture: the chat template refuses.*\(2 of 152 conversations are refused\)"
+    with (
+        ChatLoader([*[good] * 150, bad, bad], foreign, 1, 60) as loader,
+        pytest.raises(UserError, match=sentence),
+    ):
+        next(loader)
 
 
 def test_best_fit_wastes_little_and_never_overfills() -> None:

@@ -34,7 +34,6 @@ from nanochat.train import State
 
 TOKENIZER = Tokenizer.train(["The number of letters is here to be seen, 12 + 34 = 46. " * 3], 300)
 DECODING = {"max_new_tokens": 8, "temperature": 0.7, "top_k": 50}
-END = TOKENIZER.special_tokens["<|assistant_end|>"]
 
 
 class Words:
@@ -73,7 +72,8 @@ def made_up(source: random.Random):
     size, reason = source.randint(1, 8), source.choice(["stop", "length"])
     size -= reason == "stop"
     tokens, mask = [source.randrange(200) for _ in range(size)], [source.randrange(2) for _ in range(size)]
-    return Completion(tokens, mask, reason, [-m * source.random() for m in mask] + [-0.5] * (reason == "stop"))
+    logprobs = [-m * source.random() for m in mask] + [-0.5] * (reason == "stop")
+    return Completion(tokens, mask, reason, logprobs, source.choice(TOKENIZER.turn_ends) if reason == "stop" else None)
 
 
 def real_engine(depth: int = 2, **fields):
@@ -118,7 +118,7 @@ def test_a_batch_has_the_answers_of_groups_that_differ(seed) -> None:
         assert [sample["reward"] for sample in record["samples"]] == rewards
         taught.append(len(set(rewards)) > 1)
         for answer, reward in zip(group if taught[-1] else [], rewards, strict=False):
-            expected.append((number, answer_row(request.tokens, answer, reward - sum(rewards) / len(rewards), END)))
+            expected.append((number, answer_row(request.tokens, answer, reward - sum(rewards) / len(rewards))))
     # Answers to one prompt stand together, the longest prompt first.
     longest = {number: max(row_tokens(row) for one, row in expected if one == number) for number, _ in expected}
     expected.sort(key=lambda numbered: -longest[numbered[0]])
@@ -231,12 +231,14 @@ def test_logprobs_are_the_models(monkeypatch) -> None:
     monkeypatch.setattr(engine_module, "calculate", lambda expression: "42")
     model, engine = real_engine()
     prompt = TOKENIZER.encode("here is the number")
-    request = engine_module.Request(prompt, 60, temperature=1.5, top_k=100, n=64, seed=1, stop=frozenset([END]))
+    request = engine_module.Request(prompt, 60, temperature=1.5, top_k=100, n=64, seed=1)
     [answers] = engine.generate([replace(request, logprobs=True)])
     assert {answer.reason for answer in answers} == {"stop", "length"}
     assert sum(answer.mask.count(0) for answer in answers) > 0
+    assert {answer.end for answer in answers} == {None, *TOKENIZER.turn_ends}
     for answer in answers:
-        ids = [*prompt, *answer.tokens, *[END] * (answer.reason == "stop")]
+        assert (answer.end is None) == (answer.reason == "length")
+        ids = [*prompt, *answer.tokens, *([] if answer.end is None else [answer.end])]
         with torch.no_grad():
             plain = model(torch.tensor([ids[:-1]]))[0].log_softmax(-1)
         expected = [float(plain[i - 1, ids[i]]) for i in range(len(prompt), len(ids))]

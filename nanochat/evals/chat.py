@@ -201,7 +201,7 @@ def _choose_letters(problems: list[Problem], model: GPT, tokenizer: Tokenizer, r
         logits = in_halves(lambda part: last_logits(model, part), [problem.prompt for problem in batch])
         for problem, row in zip(batch, torch.cat(list(logits)), strict=True):
             letters = problem.conversation["letters"]
-            tokens = [tokenizer.encode(letter)[0] for letter in letters]  # a letter is one byte, so one token
+            tokens = tokenizer.letter_tokens(letters)
             yield problem, [{"text": letters[int(row[tokens].argmax())]}]
 
 

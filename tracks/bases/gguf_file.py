@@ -160,7 +160,7 @@ class GGUFFile:
         model = self.get("tokenizer.ggml.model", "")
         if model == "gpt2":
             state = self._of_bytes()
-        elif model == "llama" and self.architecture == "gemma3":
+        elif model == "llama" and self.architecture in ("gemma3", "llama"):
             state = self._of_pieces()
         else:
             raise UserError(f"{self.path} has a vocabulary of the kind {model or 'none'}, which is not known")
@@ -202,8 +202,19 @@ class GGUFFile:
         }
 
     def _of_pieces(self) -> Record:
-        """Gemma's pieces: pairs of characters, merged in the order of the vocabulary, and bytes for others."""
+        """Pieces of SentencePiece: pairs of characters, merged in the order of the vocabulary, and bytes for others."""
         tokens, types = self._tokens()
+        # Llama's texts begin with a blank that is not theirs, also behind a special token; Gemma's do not.
+        has_blank = bool(self.get("tokenizer.ggml.add_space_prefix", self.architecture == "llama"))
+        normalizers: list[Record] = [{"type": "Prepend", "prepend": "▁"}] if has_blank else []
+        normalizers.append({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})
+        decoders: list[Record] = [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+        ]
+        if has_blank:
+            decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
         # Runs of spaces are stored as such, and looked up with the letter for a space.
         tokens = ["▁" * len(token) if token and not token.strip(" ") else token for token in tokens]
         ids = {token: id for id, token in enumerate(tokens)}
@@ -214,21 +225,9 @@ class GGUFFile:
             merges += sorted(pairs, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
         return {
             **_added(tokens, types),
-            "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
-            "pre_tokenizer": {
-                "type": "Split",
-                "pattern": {"String": " "},
-                "behavior": "MergedWithPrevious",
-                "invert": False,
-            },
-            "decoder": {
-                "type": "Sequence",
-                "decoders": [
-                    {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-                    {"type": "ByteFallback"},
-                    {"type": "Fuse"},
-                ],
-            },
+            "normalizer": {"type": "Sequence", "normalizers": normalizers},
+            "pre_tokenizer": None,
+            "decoder": {"type": "Sequence", "decoders": decoders},
             "model": {
                 "type": "BPE",
                 "unk_token": tokens[self.get("tokenizer.ggml.unknown_token_id", 0)],

@@ -22,7 +22,7 @@ import jinja2.nodes
 import jinja2.sandbox
 import tokenizers
 
-from nanochat.errors import UserError
+from nanochat.errors import TemplateError, UserError
 from nanochat.protocols import Conversation, Message
 
 if TYPE_CHECKING:
@@ -97,6 +97,14 @@ class JinjaTemplate:
         return backend
 
     @cached_property
+    def behind(self) -> tokenizers.Tokenizer:
+        """The tokenizer that reads a text behind a special token: some write a blank only where all of it begins."""
+        state = self.plain.to_str().replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
+        backend = tokenizers.Tokenizer.from_str(state)
+        backend.encode_special_tokens = True
+        return backend
+
+    @cached_property
     def names(self) -> re.Pattern[str]:
         """Matches the names of special tokens."""
         added = self.plain.get_added_tokens_decoder().values()
@@ -123,10 +131,10 @@ class JinjaTemplate:
                 **self.variables,
             )
         except jinja2.TemplateError as error:
-            raise UserError(f"the chat template refuses the conversation: {_line(error)}") from None
+            raise TemplateError(f"the chat template refuses the conversation: {_line(error)}") from None
         # Whatever a template computes may fail: an index, a sum of a text and a number, a text too long for memory.
         except Exception as error:
-            raise UserError(f"the chat template fails for the conversation: {_line(error)}") from None
+            raise TemplateError(f"the chat template fails for the conversation: {_line(error)}") from None
 
     # ---- to tokens ----
 
@@ -149,7 +157,7 @@ class JinjaTemplate:
         if self.marks_itself:
             spans = _spans(text, self.text(messages, tools, marks=True))
             if spans is None:
-                raise UserError("the chat template writes another text where it marks what the assistant writes")
+                raise TemplateError("the chat template writes another text where it marks what the assistant writes")
             for start, stop in spans:
                 for place, (_, span) in enumerate(tokens):
                     if span[1] > start and span[0] < stop:
@@ -159,7 +167,7 @@ class JinjaTemplate:
             if message["role"] == "assistant":
                 span = self._behind_prompt(text, messages, tools, number) or self._around(text, messages, tools, number)
                 if span is None:
-                    raise UserError("it cannot be found in the chat template which tokens the assistant writes")
+                    raise TemplateError("it cannot be found in the chat template which tokens the assistant writes")
                 self._learn(mask, tokens, text, span)
         return [id for id, _ in tokens], mask
 
@@ -168,7 +176,7 @@ class JinjaTemplate:
         try:
             prompt = self.text(messages[:number], tools, prompt=True)
             whole = self.text(messages[: number + 1], tools)
-        except UserError:  # a template may ask for an end by the assistant, or the user
+        except TemplateError:  # a template may ask for an end by the assistant, or the user
             return None
         if text.startswith(whole) and whole.startswith(prompt):
             return len(prompt), len(whole)
@@ -183,7 +191,7 @@ class JinjaTemplate:
             marked[number] = {**messages[number], "content": inner}
             try:
                 found = _spans(text, self.text(marked, tools))
-            except UserError:  # a template may look at contents
+            except TemplateError:  # a template may look at contents
                 continue
             if found:
                 return found[0]
@@ -243,7 +251,8 @@ class JinjaTemplate:
                 assert id is not None  # a name in its vocabulary
                 yield id, (place, place + len(piece))
             else:
-                encoding = self.plain.encode(piece.replace(PART, ""), add_special_tokens=False)
+                reader = self.behind if place else self.plain
+                encoding = reader.encode(piece.replace(PART, ""), add_special_tokens=False)
                 places = [number for number, letter in enumerate(piece) if letter != PART]
                 for id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
                     yield id, (place + places[start], place + places[max(start, stop - 1)] + 1)

@@ -15,6 +15,7 @@ import tokenizers
 import rustbpe
 from nanochat.errors import UserError
 from nanochat.log import Record
+from nanochat.protocols import Message
 from nanochat.tokenizer import Tokenizer
 from tracks.bases.template import JinjaTemplate
 
@@ -161,10 +162,29 @@ class PublicTokenizer(Tokenizer):
         self.turn_ends = tuple(definition.ends)
         self.turn_end = self.turn_ends[0]
         self.text_ends = self.turn_ends
+        self._letters: dict[tuple[str, ...], list[int]] = {}
         if definition.template:
             self.template = JinjaTemplate(
                 definition.template, definition.variables, core.backend, self.turn_ends, definition.day
             )
+
+    def letter_tokens(self, letters: Sequence[str]) -> list[int]:
+        """Return the token of each letter where an answer begins: a vocabulary may have several for one letter."""
+        key = tuple(letters)
+        if key not in self._letters:
+            self._letters[key] = self._find_letters(key)
+        return self._letters[key]
+
+    def _find_letters(self, letters: Sequence[str]) -> list[int]:
+        if self.template is None:
+            return super().letter_tokens(letters)
+        question: Message = {"role": "user", "content": "Which letter?"}
+        rows = [
+            self.template.render({"messages": [question, {"role": "assistant", "content": letter}]})[0]
+            for letter in letters
+        ]
+        place = next(place for place, ids in enumerate(zip(*rows, strict=False)) if len(set(ids)) > 1)
+        return [row[place] for row in rows]
 
     @property
     def bpe(self) -> rustbpe.Tokenizer:

@@ -47,6 +47,7 @@ LOCAL = {"rope_type": "default", "rope_theta": 10_000.0}
 # Name of a case: class of the config, and its settings beside those in COMMON.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
+    "llama-pieces": ("LlamaConfig", {"num_key_value_heads": 4}),  # Llama 2's vocabulary
     "llama-scaled": ("LlamaConfig", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
     "llama-biased": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True, "rope_parameters": LINEAR}),
     "qwen2": ("Qwen2Config", {"tie_word_embeddings": True}),
@@ -92,12 +93,20 @@ def byte_tokenizer() -> Tokenizer:
 
 
 @cache
-def piece_tokenizer() -> Tokenizer:
-    """Pairs of characters, with bytes for those that are not there, as Gemma has them."""
+def piece_tokenizer(blank: bool = False) -> Tokenizer:
+    """Pairs of characters, with bytes for those that are not there, as Gemma has them.
+
+    blank: a text begins with one, as Llama 2 has it.
+    """
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if blank:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    else:
+        tokenizer.normalizer = normalizers.Replace(" ", "▁")
+        tokenizer.decoder = decoders.Sequence(steps)
     special = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256))]
     trainer = trainers.BpeTrainer(vocab_size=VOCABULARY - 20, special_tokens=special, show_progress=False)
     tokenizer.train_from_iterator(TEXT[:2] * 4, trainer)
@@ -111,14 +120,18 @@ def piece_tokenizer() -> Tokenizer:
     return tokenizer
 
 
+def has_pieces(case: str) -> bool:
+    return case in ("gemma3", "llama-pieces")
+
+
 def tokenizer_for(case: str) -> Tokenizer:
-    return piece_tokenizer() if case.startswith("gemma") else byte_tokenizer()
+    return piece_tokenizer(case == "llama-pieces") if has_pieces(case) else byte_tokenizer()
 
 
-def make_model(case: str) -> transformers.PreTrainedModel:
-    """A model with random weights, gains and biases too, always the same."""
+def make_model(case: str, **more: Any) -> transformers.PreTrainedModel:
+    """A model with random weights, gains and biases too, always the same. more: settings of its config."""
     name, settings = CASES[case]
-    config = getattr(transformers, name)(**{**COMMON, **settings})
+    config = getattr(transformers, name)(**{**COMMON, **settings, **more})
     torch.manual_seed(7)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
@@ -165,13 +178,13 @@ def brought(case: str, folder: Path) -> tuple[PublicGPT, transformers.PreTrained
 
 
 def save_gguf(
-    case: str, path: Path, kind: str = "F32", table: np.ndarray | None = None
+    case: str, path: Path, kind: str = "F32", table: np.ndarray | None = None, **more: Any
 ) -> transformers.PreTrainedModel:
     """Write the model of a case as llama.cpp's converter does; matrices are of this type, if they fit in its blocks.
 
-    table: divisors of rotary rates, in place of those that follow from the config.
+    table: divisors of rotary rates, in place of those that follow from the config. more: settings of the config.
     """
-    theirs = make_model(case)
+    theirs = make_model(case, **more)
     config = read_config(theirs.config.to_dict())
     writer = gguf.GGUFWriter(path, FAMILIES[config.family].gguf)
     for key, value in _metadata(case, theirs.config.to_dict(), config).items():
@@ -217,18 +230,19 @@ def _metadata(case: str, settings: dict[str, Any], config: PublicConfig) -> dict
     types = [{True: CONTROL, False: USER_DEFINED, None: NORMAL}[added.get(token)] for token in tokens]
     metadata |= {
         "general.license": "mit",
-        "tokenizer.ggml.model": "llama" if case.startswith("gemma") else "gpt2",
-        "tokenizer.ggml.pre": "default" if case.startswith("gemma") else "gpt-2",
+        "tokenizer.ggml.model": "llama" if has_pieces(case) else "gpt2",
+        "tokenizer.ggml.pre": "default" if has_pieces(case) else "gpt-2",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": types,
         "tokenizer.ggml.bos_token_id": 0,
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.padding_token_id": 3,
         "tokenizer.ggml.unknown_token_id": 4,
-        "tokenizer.ggml.add_bos_token": case.startswith("gemma"),
+        "tokenizer.ggml.add_bos_token": has_pieces(case),
+        "tokenizer.ggml.add_space_prefix": case == "llama-pieces",
         "tokenizer.chat_template": CHATML,
     }
-    if not case.startswith("gemma"):
+    if not has_pieces(case):
         metadata["tokenizer.ggml.merges"] = [" ".join(merge) for merge in state["model"]["merges"]]
     return {key: value for key, value in metadata.items() if value is not None}
 
