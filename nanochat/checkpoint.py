@@ -198,12 +198,14 @@ class Saver(AbstractContextManager):
         model_tensors: "NamedTensors",
         optimizer_tensors: Iterable[tuple[str, Mapping[str, Tensor]]],
         record: Record,
+        given: bool = False,
     ) -> None:
         """Copy a state, start to write the copy, and return; first waits for the save before.
 
         If the save before failed (a full disk), this one is waited for as well. model_tensors and record (JSON, with
         the keys in RECORD) count on rank 0. optimizer_tensors: (name, states) for the parameters that this rank writes;
         each parameter is written by one rank. Both may be gathered on the way. A step that is saved is replaced.
+        given: nobody changes model_tensors, which are on the CPU, so they are not copied.
         """
         failed = False
         try:
@@ -218,7 +220,8 @@ class Saver(AbstractContextManager):
             owned.append(name)
             states |= {f"{name}/{key}": copies.of(tensor) for key, tensor in each.items()}  # one flat file
         files = {_optimizer_file(self.rank): states}
-        weights = {name: copies.of(tensor) for name, tensor in model_tensors.items() if self.rank == 0}
+        keep = (lambda tensor: tensor) if given else copies.of
+        weights = {name: keep(tensor) for name, tensor in model_tensors.items() if self.rank == 0}
         if self.rank == 0:
             files[MODEL] = weights
         # The copies are queued; the writing thread waits until they are complete.

@@ -45,22 +45,21 @@ class Config(TagSettings):
 
 
 def main(config: Config) -> None:
-    from nanochat.models import record_of
+    from nanochat.models import new_model, record_of
     from nanochat.train import State
     from tracks.bases.families import FAMILIES
-    from tracks.bases.sources import open_source, weights_of
+    from tracks.bases.sources import Weights, open_source
     from tracks.bases.tokenizer import PublicTokenizer
     from tracks.export.from_hf import save_imported
 
     if not config.from_:
         raise UserError("--from is missing: name a folder, a GGUF file, or hub:OWNER/NAME")
     outcome = Outcome.begin("bases", config.tag, config)
-    # Everything is read and checked before anything is written.
+    # Everything but values is checked before anything is written, and they are read before the run is there.
     source = open_source(config.from_, config.context, config.template)
     tokenizer = PublicTokenizer(source.definition)
     outcome.artifacts = source.hashes()
     stage = MODELS[config.source or ("sft" if source.has_template else "base")]
-    weights = weights_of(source)
     shape = source.config
     # As its maker samples.
     temperature = source.generation.get("temperature")
@@ -83,11 +82,11 @@ def main(config: Config) -> None:
             "files": outcome.artifacts,
         },
     }
-    folder = save_imported(record, weights, tokenizer, config.tag, 0)
+    folder = save_imported(record, Weights(source), tokenizer, config.tag, 0)
     print0(f"import: {config.from_} is {folder}")
     outcome.metrics = {
         "Architecture": FAMILIES[shape.family].architecture,
-        "Parameters": sum(weight.numel() for weight in weights.values()),
+        "Parameters": sum(weight.numel() for weight in new_model(shape).parameters()),
         "Layers": shape.depth,
         "Width": shape.width,
         "Context": shape.max_seq_len,

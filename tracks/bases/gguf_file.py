@@ -5,6 +5,7 @@ Gemma's gains are one larger, tables of frequencies stand for a scaled rotary, a
 """
 
 import json
+import mmap
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -61,6 +62,11 @@ class GGUFFile:
             raise UserError(
                 f"{path}: its architecture is {self.architecture or 'not named'}: only {', '.join(known)} are known"
             )
+        parts = self.get("split.count", 0)
+        if parts > 1:
+            raise UserError(
+                f"{path} is one of {parts} parts: join them first, with llama.cpp's llama-gguf-split --merge"
+            )
         found = {tensor.tensor_type.name for tensor in self.tensors.values()}
         if unknown := sorted(found - set(TYPES)):
             raise UserError(f"{path} has tensors of the type {', '.join(unknown)}: only {', '.join(TYPES)} are known")
@@ -69,6 +75,10 @@ class GGUFFile:
         """Return an entry of the metadata."""
         entry = self.reader.get_field(name)
         return default if entry is None else entry.contents()
+
+    def forget(self) -> None:
+        """Let the metadata go: a large vocabulary takes as much memory as the weights. Tensors can still be read."""
+        self.reader.fields.clear()
 
     # ---- config ----
 
@@ -113,7 +123,7 @@ class GGUFFile:
 
     def _llama3(self, config: Record) -> Record:
         """Return the scaling whose rates are those of the file's table, which has the divisor of each."""
-        divisors = self.read("rope_freqs.weight").double()
+        divisors = self.read("rope_freqs.weight")
         scaling = replace(LLAMA3, factor=float(divisors.max()))
         plain, scaled = (rates_of(len(divisors), config["rope_theta"], one) for one in (Scaling(), scaling))
         if not torch.allclose(plain / scaled, divisors, rtol=1e-4):
@@ -140,6 +150,9 @@ class GGUFFile:
         for first in range(0, len(rows), ROWS):
             values = gguf.dequantize(stored[first : first + ROWS], tensor.tensor_type)
             rows.numpy()[first : first + ROWS] = values
+        mapped = self.reader.data.base
+        if isinstance(mapped, mmap.mmap):
+            mapped.madvise(mmap.MADV_DONTNEED)  # pages that were read need not stay in memory
         return found
 
     def read_as(self, names: Names, heads: Mapping[str, int]) -> Tensor:

@@ -1,4 +1,8 @@
-"""Rotation by position at the rates of public models: plain ones, or scaled for a longer context."""
+"""Rotation by position at the rates of public models: plain ones, or scaled for a longer context.
+
+Rates and angles are rounded to fp32 in the places where `transformers` rounds them: the models learned with those, and
+exact ones would move gradients by a thousandth.
+"""
 
 import math
 from collections.abc import Callable
@@ -32,7 +36,7 @@ def _linear(rates: Tensor, scaling: Scaling) -> Tensor:
 
 def _llama3(rates: Tensor, scaling: Scaling) -> Tensor:
     """Slow rotations are slower by the factor, fast ones stay, and those between change smoothly."""
-    turns = scaling.context * rates / (2 * math.pi)  # in the context that the model saw first
+    turns = scaling.context / (2 * math.pi / rates)  # in the context that the model saw first
     span = scaling.high_freq_factor - scaling.low_freq_factor
     kept = ((turns - scaling.low_freq_factor) / span).clamp(0, 1)
     return kept * rates + (1 - kept) * rates / scaling.factor
@@ -54,9 +58,9 @@ SCALINGS = {
 
 
 def rates_of(pairs: int, base: float, scaling: Scaling) -> Tensor:
-    """Return the radians per position of each pair of channels, in fp64 on the CPU."""
-    pair = torch.arange(pairs, device="cpu", dtype=torch.float64)
-    return SCALINGS[scaling.kind].rates(base ** -(pair / pairs), scaling)
+    """Return the radians per position of each pair of channels, in fp32 on the CPU."""
+    channel = torch.arange(0, 2 * pairs, 2, device="cpu", dtype=torch.float32)
+    return SCALINGS[scaling.kind].rates(1 / base ** (channel / (2 * pairs)), scaling)
 
 
 class ScaledRotary(RotaryTable):
@@ -70,7 +74,7 @@ class ScaledRotary(RotaryTable):
         if self.cos.is_meta:  # a model without memory
             return
         positions, pairs = self.cos.shape
-        position = torch.arange(positions, device="cpu", dtype=torch.float64)
+        position = torch.arange(positions, device="cpu", dtype=torch.float32)
         angles = torch.outer(position, rates_of(pairs, self.base, self.scaling))
         self.cos.copy_(angles.cos())
         self.sin.copy_(angles.sin())

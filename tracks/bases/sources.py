@@ -6,7 +6,7 @@ are safetensors, the tokenizer is a tokenizer.json, and a class that a folder br
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -35,6 +35,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 # Files of weights that may hold code.
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+ROWS = 4096  # of a matrix that are looked at together
 OF_DOCUMENTS = "<|endoftext|>"  # stands between documents in vocabularies whose texts begin with nothing
 
 
@@ -97,6 +98,8 @@ def download(name: str) -> Path:
 
 def _open_folder(folder: Path, context: int, template: str) -> Source:
     settings = _json(folder / "config.json")
+    if settings is None and (folder / "adapter_config.json").is_file():
+        raise UserError(f"{folder} is an adapter: merge it into its model first, with peft's merge_and_unload")
     if settings is None:
         raise UserError(f"{folder} has no config.json: it is not a folder of a model")
     _about(folder, family_of, settings)  # before its files are read
@@ -258,6 +261,9 @@ def _open_gguf(path: Path, context: int, template: str) -> Source:
     ends = _ids([settings["eos_token_id"]])
     names = {one.ours: one for one in names_of(config)}
     heads = {"attn_q": config.heads, "attn_k": config.kv_heads}
+    definition = _about(path, _definition, file.tokenizer(), own, template, special, ends, file.begins_with_bos, config)
+    licence = file.get("general.license", "")
+    file.forget()
     return Source(
         place=str(path),
         files=[path],
@@ -266,11 +272,9 @@ def _open_gguf(path: Path, context: int, template: str) -> Source:
         stored={name: file.shape(name) for name in file.tensors},
         names={ours: one.gguf for ours, one in names.items()},
         read=lambda ours: file.read_as(names[ours], heads),
-        definition=_about(
-            path, _definition, file.tokenizer(), own, template, special, ends, file.begins_with_bos, config
-        ),
+        definition=definition,
         generation={},
-        licence=file.get("general.license", ""),
+        licence=licence,
         has_template=bool(own),
     )
 
@@ -384,15 +388,24 @@ def _check(source: Source) -> None:
         raise UserError(f"{source.place}: its vocabulary has {size:,} tokens, and its embedding {config.vocab_size:,}")
 
 
+@dataclass(frozen=True)
+class Weights:
+    """All weights under our names, in fp32, each read when its turn comes; rows that pad our vocabulary are zeros."""
+
+    source: Source
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        source = self.source
+        padding = source.config.padded_vocab - source.config.vocab_size
+        for name in source.names:
+            weight = source.read(name)
+            if padding and name in ("embed.weight", "head.weight"):
+                weight = F.pad(weight, (0, 0, 0, padding))
+            if not all(rows.isfinite().all() for rows in weight.split(ROWS)):
+                raise UserError(f"{source.place}: {source.names[name]} has values that are not finite")
+            yield name, weight
+
+
 def weights_of(source: Source) -> Tensors:
-    """Return all weights under our names, in fp32; rows that pad our vocabulary are zeros."""
-    weights = {}
-    padding = source.config.padded_vocab - source.config.vocab_size
-    for name in source.names:
-        weight = source.read(name)
-        if padding and name in ("embed.weight", "head.weight"):
-            weight = F.pad(weight, (0, 0, 0, padding))
-        if not weight.isfinite().all():
-            raise UserError(f"{source.place}: {source.names[name]} has values that are not finite")
-        weights[name] = weight
-    return weights
+    """Return all weights at once."""
+    return dict(Weights(source).items())

@@ -1,6 +1,7 @@
 """A folder that `tracks.export.export` wrote with modeling_nanochat.py, read back; others may have fine-tuned it."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -13,6 +14,9 @@ from nanochat.quantized import Tensors
 from nanochat.tokenizer import Tokenizer
 from tracks.export.hf import VERSION
 from tracks.export.tokenizers import read_hf
+
+if TYPE_CHECKING:
+    from nanochat.checkpoint import NamedTensors
 
 
 def read_folder(folder: Path) -> tuple[Record, Tensors, Tokenizer]:
@@ -41,7 +45,7 @@ def read_folder(folder: Path) -> tuple[Record, Tensors, Tokenizer]:
     return record, weights, tokenizer
 
 
-def save_imported(record: Record, weights: Tensors, tokenizer: Tokenizer, tag: str, step: int) -> Path:
+def save_imported(record: Record, weights: "NamedTensors", tokenizer: Tokenizer, tag: str, step: int) -> Path:
     """Write a checkpoint without optimizer state, and its tokenizer, under a new tag; return the run's folder."""
     from nanochat.checkpoint import Saver, hold
     from nanochat.paths import saved_steps
@@ -54,7 +58,9 @@ def save_imported(record: Record, weights: Tensors, tokenizer: Tokenizer, tag: s
     with hold(folder):
         if saved_steps(folder):
             raise UserError(f"{folder} holds a run, use another --tag")
-        tokenizer.save(tokenizer_path)  # where all stages of the tag find it
         with Saver(folder) as saver:
-            saver.save(step, weights, [], record | {"tokenizer": {"tag": tag, "hash": tokenizer.content_hash}})
+            # Weights may be read only now: if one is damaged, nothing was written.
+            record |= {"tokenizer": {"tag": tag, "hash": tokenizer.content_hash}}
+            saver.save(step, weights, [], record, given=True)
+            tokenizer.save(tokenizer_path)  # where all stages of the tag find it
     return folder

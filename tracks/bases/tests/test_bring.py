@@ -4,11 +4,12 @@ import hashlib
 from pathlib import Path
 
 import pytest
+import torch
 from chat_files import write_lines
 from fake_hub import write_hub
 from forks import Forked, run_module
 from made_chats import chat
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from nanochat.log import read_metrics
 from nanochat.paths import newest_manifest, read_json, saved_steps
@@ -151,3 +152,19 @@ def test_reinforcement(home: Home, case: str) -> None:
 def test_a_place_has_to_be_named(home: Home, flags: tuple[str, ...], sentence: str) -> None:
     assert home.run("tracks.bases.bring", *flags, "--tag=none").refused() == sentence
     assert not (home.base / "chat_sft" / "none").exists()
+
+
+def test_a_damaged_weight_leaves_no_run(home: Home, tmp_path: Path) -> None:
+    """Weights are read last; the tag can be used again."""
+    save_folder("llama", tmp_path)
+    good = load_file(tmp_path / "model.safetensors")
+    last = good["model.norm.weight"].clone().fill_(torch.inf)
+    save_file(good | {"model.norm.weight": last}, tmp_path / "model.safetensors", {"format": "pt"})
+    flags = (f"--from={tmp_path}", "--tag=damaged")
+    told = home.run("tracks.bases.bring", *flags).refused()
+    assert told == f"{tmp_path}: model.norm.weight has values that are not finite"
+    assert not saved_steps(home.base / "chat_sft" / "damaged")
+    assert not list((home.base / "tok_train").glob("damaged*/*"))
+    save_file(good, tmp_path / "model.safetensors", {"format": "pt"})
+    home.run("tracks.bases.bring", *flags).done()
+    assert saved_steps(home.base / "chat_sft" / "damaged") == [0]

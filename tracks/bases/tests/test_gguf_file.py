@@ -141,6 +141,14 @@ def test_what_is_not_known(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(UserError, match="its architecture is mamba"):
         GGUFFile(tmp_path / "other.gguf")
+    writer = gguf.GGUFWriter(tmp_path / "part.gguf", "llama")
+    writer.add_uint16("split.count", 3)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UserError, match="is one of 3 parts: join them first"):
+        GGUFFile(tmp_path / "part.gguf")
     type_ = gguf.GGMLQuantizationType.IQ4_NL
     with pytest.raises(UserError, match="has tensors of the type IQ4_NL"):
         written(tmp_path / "types.gguf", np.zeros((4, 18), dtype=np.uint8), type_)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tracks.bases.rotary import SCALINGS, ScaledRotary, Scaling, rates_of
 from tracks.bases.tests.public_models import LINEAR, LLAMA3
@@ -22,13 +23,16 @@ def test_rates(kind: str) -> None:
         hidden_size=256, num_attention_heads=4, max_position_embeddings=512, rope_parameters=parameters
     )
     if kind == "default":
-        expected = 10_000.0 ** -(torch.arange(0, 64, 2) / 64)
+        expected = LlamaRotaryEmbedding(config).inv_freq
     else:
         expected, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
         assert factor == 1
     found = rates_of(32, parameters["rope_theta"], scaling)
-    assert found.dtype == torch.float64
-    torch.testing.assert_close(found.float(), expected, rtol=1e-5, atol=0)
+    assert torch.equal(found, expected)
+    table = ScaledRotary(512, 64, parameters["rope_theta"], scaling)
+    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.arange(512)[None])
+    assert torch.equal(table.cos, cos[0, :, :32])
+    assert torch.equal(table.sin, sin[0, :, :32])
 
 
 def test_a_table_is_filled_again() -> None:
@@ -40,4 +44,4 @@ def test_a_table_is_filled_again() -> None:
     table.to_empty(device="cpu")
     table.fill()
     torch.testing.assert_close(table.cos, plain.cos, rtol=0, atol=0)
-    torch.testing.assert_close(plain.sin[3, 0].double(), torch.tensor(1.5).double().sin())
+    torch.testing.assert_close(plain.sin[3, 0], torch.tensor(1.5).sin(), rtol=0, atol=0)

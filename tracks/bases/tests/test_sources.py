@@ -106,6 +106,10 @@ def replace_tensor(folder: Path, name: str, value: torch.Tensor | None, new: str
 
 
 DAMAGES: dict[str, tuple[Damage, str]] = {
+    "an adapter": (
+        lambda folder: (folder / "config.json").rename(folder / "adapter_config.json"),
+        "is an adapter: merge it into its model first, with peft's merge_and_unload",
+    ),
     "no config": (
         lambda folder: (folder / "config.json").unlink(),
         r"has no config\.json: it is not a folder of a model",
