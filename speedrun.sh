@@ -35,9 +35,11 @@ bash runs/setup.sh
 running= download= beating= # processes that end with this script
 end() {
   trap '' INT TERM HUP QUIT USR1 EXIT
-  for process in $running $download; do
+  for process in $running $download; do # both at once: a stage may take minutes to save
     # The number of a process that has ended may be another one's.
     case $'\n'$(jobs -rp)$'\n' in *$'\n'"$process"$'\n'*) kill -TERM "$process" 2>/dev/null || true ;; esac
+  done
+  for process in $running $download; do
     wait "$process" || true
   done
   if [ -n "$beating" ]; then

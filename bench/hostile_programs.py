@@ -1,5 +1,7 @@
 """Hostile programs by kind. Each one reaches its last line only if its attack succeeds."""
 
+import platform
+
 C = "import ctypes\nc = ctypes.CDLL(None, use_errno=True)\n"
 FORK = "import os\ndef fork(work):\n    child = os.fork()\n    if not child:\n        work()\n        os._exit(0)\n    return child\n"
 
@@ -33,10 +35,9 @@ MEMORY = {
     "an output made long": "import os\nos.ftruncate(1, 1 << 30)",
     "an output written far behind": "import os\nos.pwrite(1, b'x', 1 << 30)",
     "pages kept in pipes": "import os\nr, w = os.pipe()\nf = open('/tmp/f', 'w+b')\nf.write(bytes(65536))\nf.flush()\nos.splice(f.fileno(), w, 65536, offset_src=0)",
-    "huge pages": "import ctypes, mmap\nmaps = []\nfor _ in range(120):\n    m = mmap.mmap(-1, 2**25)\n    m.madvise(14)\n"
-    "    m[0 :: 2**21] = b'x' * 16\n    maps.append(m)\n    m.resize(4096)\n"
-    + C
-    + "assert c.prctl(41, 0, 0, 0, 0) == 0",
+    "huge pages": "import ctypes, mmap\nmaps = []\nfor _ in range(120):\n    m = mmap.mmap(-1, 2**25, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n    m.madvise(14)\n"
+    "    m[0 :: 2**21] = b'x' * 16\n    maps.append(m)\n    m.resize(4096)\nassert False",  # what is left of each must not keep all of it
+    "huge pages switched on again": C + "assert c.prctl(41, 0, 0, 0, 0) == 0",
     "rules without limit": C + "for _ in range(50): assert c.syscall(444, b'\\xff\\xff' + bytes(14), 16, 0) >= 0",
     "socket buffers": "import socket\na, b = socket.socketpair()\na.setsockopt(1, 7, 2**24)",
     "many pipes": "import os\npipes = [os.pipe() for _ in range(600)]",
@@ -139,6 +140,7 @@ KERNEL = {
     call.strip(): f"{C}assert c.{call.strip()} != -1" + (REFUSED if call.strip().startswith("syscall") else "")
     for call in CALLS.replace("\n", "|").split("|")
     if call.strip()
+    and (platform.machine() == "x86_64" or not call.strip().startswith("syscall"))  # whose numbers these are
 }
 FAMILIES = "UNIX INET INET6 NETLINK PACKET BLUETOOTH VSOCK ALG CAN TIPC".split()
 OTHERS = {
@@ -171,6 +173,7 @@ def check(candidate):
     assert candidate([1]) == [1, 1]
     for number in range(7, 9):
         assert candidate(number) == 2 * number
+    assert all(map(lambda number: candidate(number) == 2 * number, range(9, 12)))  # an end of iteration ends it too
 check(double)
 """
 SEND = "import os\ndef send(data):\n    for fd in range(3, 20):\n        try: os.write(fd, data)\n        except OSError: pass\n"

@@ -5,7 +5,6 @@ import re
 import warnings
 from decimal import Context, Decimal
 from fractions import Fraction
-from functools import cache
 from operator import add, floordiv, mul, neg, pos, sub, truediv
 
 from nanochat.errors import UserError
@@ -45,11 +44,12 @@ def _tree(text: str) -> ast.expr:
     return tree.body
 
 
-@cache
 def _silence() -> None:
     """Leave out Python's warnings about an expression such as 1if 1else 2: a model's text would fill the log."""
-    for category in (SyntaxWarning, DeprecationWarning):
-        warnings.filterwarnings("ignore", category=category, module=SOURCE)
+    # Whoever calls within `warnings.catch_warnings` takes the filters away again.
+    if not any(getattr(module, "pattern", "") == SOURCE for _, _, _, module, _ in warnings.filters):
+        for category in (SyntaxWarning, DeprecationWarning):
+            warnings.filterwarnings("ignore", category=category, module=SOURCE)
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:

@@ -69,3 +69,15 @@ def test_a_text_of_the_model_writes_nothing_into_the_log() -> None:
     )
     done = subprocess.run([sys.executable, "-W", "always", "-c", code], cwd=ROOT, capture_output=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_warnings_stay_away_when_somebody_restores_the_filters() -> None:
+    program = (
+        "import warnings; from nanochat.calculator import calculate\n"
+        "for _ in range(2):\n"
+        "    with warnings.catch_warnings():\n"
+        "        try: calculate('1if 1else 2')\n"
+        "        except Exception: pass\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "always", "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

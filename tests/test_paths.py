@@ -1,5 +1,6 @@
 import json
 import os
+import resource
 import stat
 from pathlib import Path
 
@@ -19,6 +20,19 @@ def test_base_dir_is_read_when_asked(monkeypatch, tmp_path) -> None:
     for tag in ("", "..", "a/b", "/tmp", ".hidden", "a\nb", "a b"):
         with pytest.raises(ValueError, match="cannot name a folder"):
             paths.stage_dir("tok_train", tag)
+
+
+def test_a_file_that_does_not_fit_is_named_with_its_bytes(tmp_path) -> None:
+    """Not with its characters. A limit of this process stands for a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(OSError, match="3,000 bytes are needed") as caught:
+            paths.write_text(tmp_path / "card.md", "모" * 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename == str(tmp_path / "card.md")
+    assert not os.listdir(tmp_path)
 
 
 def test_text_and_json_are_written_whole_and_reach_the_disk_before_their_name(tmp_path, monkeypatch) -> None:

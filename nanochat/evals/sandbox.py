@@ -128,7 +128,7 @@ def run_program(program: str, limits: Limits = LIMITS, unsafe: bool = False, rea
     readable: files and folders that it may read beside the system's.
     """
     with _start(program, LAUNCHER, limits, unsafe, readable=readable) as verdict:
-        return verdict()
+        return replace(verdict(), forgeable=False)  # a program may end with the judge's exit status too
 
 
 @contextlib.contextmanager

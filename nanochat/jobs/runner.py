@@ -298,7 +298,8 @@ def execute(step: Step, log: Path, lock: int, stop: list[int], script: int, vari
 
 def core_share(runs: int) -> dict[str, str]:
     """Return variables for each of several runs at the same time: more threads than cores would wait for each other."""
-    share = max((os.cpu_count() or 1) // runs, 1)
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1  # those it may use
+    share = max(cores // runs, 1)
     return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(share)}
 
 

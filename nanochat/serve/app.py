@@ -155,7 +155,9 @@ class Service:
             await worker.begin()
         gc.collect()
         gc.freeze()  # what is here now stays: looking through it would keep everybody waiting, a tenth of a second
-        tasks = [asyncio.create_task(self.end_without_engines(app)), asyncio.create_task(trim_heap())]
+        tasks = [asyncio.create_task(self.end_without_engines(app))]
+        if not torch.cuda.is_available():  # on a CPU it was measured
+            tasks.append(asyncio.create_task(trim_heap()))
         yield
         gc.unfreeze()
         for task in tasks:

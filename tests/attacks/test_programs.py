@@ -71,6 +71,8 @@ def test_no_verdict_is_forged_and_right_answers_pass() -> None:
     assert not judge(Case("def f(x): raise StopIteration", "f", looped), QUICK).passed
     pairs = "for ours, right in zip(map(f, [1, 2]), [2, 4]): assert ours == right"
     assert not judge(Case("def f(x): raise StopIteration", "f", pairs), QUICK).passed
+    # A program may end with the judge's exit status for values that are not plain.
+    assert not run_program("raise SystemExit(3)", QUICK).forgeable
     assert not judge(replace(case, answer="def f(g):\n    return 2"), QUICK).passed
 
 

@@ -1,8 +1,10 @@
 """Job runner: output and logs, signals, locks, reasons to repeat a step."""
 
 import json
+import os
 import signal
 import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -231,3 +233,18 @@ def test_a_step_is_left_out_where_its_files_have_not_come(job, base, monkeypatch
     assert run_all(own) == 0
     assert "== base_eval: already finished" in capsys.readouterr().out
     assert runner.closing_lines(own) == ["talk to it"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process may use all cores")
+def test_each_of_several_runs_gets_a_share_of_the_cores_that_are_there(monkeypatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    here = os.sched_getaffinity(0)
+    assert runner.core_share(1) == {"OMP_NUM_THREADS": str(len(here))}
+    assert runner.core_share(10**6) == {"OMP_NUM_THREADS": "1"}
+    os.sched_setaffinity(0, {min(here)})  # as a container or Slurm does
+    try:
+        assert runner.core_share(1) == {"OMP_NUM_THREADS": "1"}
+    finally:
+        os.sched_setaffinity(0, here)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert runner.core_share(2) == {"OMP_NUM_THREADS": "3"}

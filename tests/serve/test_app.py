@@ -12,16 +12,19 @@ from itertools import chain
 import httpx
 import openai
 import pytest
+import torch
 from conftest import each_row
 from engines import TOKENIZER, model_of, text_of
 from starlette.testclient import TestClient
 
 from bench.served import CONTEXT
 from nanochat.engine import Engine
+from nanochat.runtime import Runtime
 from nanochat.serve import app as serve_app
 from nanochat.serve.app import HEADERS, Service, application, listen
 from nanochat.serve.requests import ServedModel, parse_chat, parse_completion
 from nanochat.serve.worker import Worker
+from nanochat.settings import ModelChoice
 
 HI = [{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
 MODEL = "nanochat-mine-sft"
@@ -85,6 +88,25 @@ print(before - resident())
 def test_free_memory_goes_back_to_the_system() -> None:
     command = [sys.executable, "-c", HOLES]
     assert int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) > 10_000
+
+
+def test_a_server_gives_memory_back_while_it_runs(monkeypatch) -> None:
+    """And its engines begin with one heap."""
+    began = []
+    monkeypatch.setattr(serve_app, "share_one_heap", lambda: began.append("one heap"))
+    monkeypatch.setattr(serve_app.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(serve_app, "load_chosen", lambda *_: sys.exit("loaded"))
+    with pytest.raises(SystemExit, match="loaded"):
+        serve_app.open_engines(ModelChoice(), Runtime(torch.device("cpu"), torch.float32, "sdpa"), 1)
+    assert began == ["one heap"]
+
+    async def running() -> set[str]:
+        app = application(SERVICE, "127.0.0.1", "", [], [])
+        async with SERVICE.lifespan(app):
+            await asyncio.sleep(0)
+            return {task.get_coro().__name__ for task in asyncio.all_tasks()}
+
+    assert "trim_heap" in asyncio.run(running())
 
 
 def ask(path="/v1/models", method="GET", content=None, headers=(), host="127.0.0.1", key=""):

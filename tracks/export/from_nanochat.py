@@ -49,8 +49,11 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str,
     try:
         if zipfile.is_zipfile(path):  # else it is of torch before 1.6
             with zipfile.ZipFile(path) as archive:
-                if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                entries = archive.infolist()
+                if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
                     raise ValueError("its parts are compressed, as torch never does")
+                if sum(entry.file_size for entry in entries) > path.stat().st_size:
+                    raise ValueError("its parts lie over each other")
         for name, tensor in torch.load(path, map_location="cpu", weights_only=True).items():
             for theirs, ours in NAMES.items():
                 name = name.replace(theirs, ours)
@@ -63,7 +66,9 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str,
     except Exception as error:  # a damaged archive, or one of other values, raises errors of many types
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UserError(f"{path} holds no weights that can be read: {reason}") from None
-    shape = meta.get("model_config", {})
+    shape = meta.get("model_config") if isinstance(meta, dict) else None
+    if not isinstance(shape, dict):
+        raise UserError(f"{path}: its meta file has no model_config")
     # Before a model is made, which would need as much time and memory as these numbers say.
     sizes = [shape.get(name) for name in SHAPE if name != "window_pattern"]
     if not all(type(size) is int and 0 < size <= MAX_SIZE for size in sizes) or shape["n_layer"] > len(weights):

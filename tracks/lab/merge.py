@@ -69,6 +69,9 @@ def main(config: Config) -> None:
         raise UserError("--models: a merge needs a weight above 0")
     first = models[0]
     tensors = {name: model.model_tensors() for name, (model, _) in found.items()}
+    for name, each in tensors.items():
+        if bad := [part for part, tensor in each.items() if not tensor.isfinite().all()]:
+            raise UserError(f"--models: {name} has weights that are not finite, such as {bad[0]}")
     if config.method == "soup":
         weights = list(merge.greedy_soup(tensors, partial(dev_score, config, first)).values())
     parent = merge.read_parent(first) if config.method in merge.FROM_PARENT else None

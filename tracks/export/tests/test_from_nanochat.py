@@ -1,6 +1,7 @@
 """Checkpoints of the public nanochat: October's model computes what `transformers` does; other layouts are refused."""
 
 import zipfile
+from copy import copy
 
 import pytest
 import torch
@@ -113,6 +114,32 @@ def test_a_compressed_file_is_refused(tmp_path) -> None:
         for name, content in parts.items():
             new.writestr(name, content)
     with pytest.raises(ValueError, match="its parts are compressed"):
+        read_checkpoint(path)
+
+
+def test_parts_over_each_other_are_refused(tmp_path) -> None:
+    """One part under a thousand names would become a thousand storages."""
+    path = leave(tmp_path, october())
+    with zipfile.ZipFile(path) as old:
+        parts = {name: old.read(name) for name in old.namelist()}
+    with zipfile.ZipFile(path, "w") as new:
+        for name, content in parts.items():
+            new.writestr(name, content)
+        largest = max(new.infolist(), key=lambda entry: entry.file_size)
+        for number in range(100):
+            again = copy(largest)
+            again.filename = f"archive/data/again{number}"
+            new.filelist.append(again)
+    with pytest.raises(ValueError, match="its parts lie over each other"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize("meta", ['{"model_config": null}', "{}", "[]"])
+def test_a_meta_file_without_sizes(meta, tmp_path) -> None:
+    path = leave(tmp_path, october())
+    [file] = tmp_path.glob("meta_*.json")
+    file.write_text(meta)
+    with pytest.raises(ValueError, match="its meta file has no model_config"):
         read_checkpoint(path)
 
 

@@ -83,6 +83,7 @@ def test_chains_side_by_side_share_cores_and_gpus(job, monkeypatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(engines, "gpu_names", lambda: ["3", "5", "6", "7"])
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8), raising=False)
     with pytest.raises(ValueError, match="--jobs=3 with --gpus=2 needs 6 GPUs, there are 4 here"):
         ENGINES["local"](own, chains, 3, 2)
 

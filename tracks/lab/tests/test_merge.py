@@ -6,7 +6,7 @@ from forks import run_module
 from torch.testing import assert_close
 from tune_runs import Tunes
 
-from nanochat.checkpoint import learned_from, load
+from nanochat.checkpoint import Saver, learned_from, load
 
 FEW = ("--num-iterations=2", "--eval-every=-1", "--eval-metrics-every=-1")
 
@@ -63,3 +63,15 @@ def test_a_merge_is_a_checkpoint_like_any(merges) -> None:
     # A merge has the parent of its models, and can be merged with them.
     merges.start("again", "--models=sum,one:0").done()
     assert all(torch.equal(value, merged[name]) for name, value in load(merges.of("again"), 2).model_tensors().items())
+
+
+def test_weights_that_are_not_finite_are_refused(merges) -> None:
+    one = load(merges.of("one"), 2)
+    weights = one.model_tensors()
+    name = next(iter(weights))
+    weights[name].view(-1)[0] = torch.nan
+    own = ("files", "sha256", "optimizer", "versions", "step")
+    with Saver(merges.of("broken")) as saver:
+        saver.save(2, weights, [], {key: value for key, value in one.manifest.items() if key not in own})
+    said = merges.refused("never", "--models=one,broken")
+    assert f"--models: broken has weights that are not finite, such as {name}" in said
