@@ -96,9 +96,26 @@ def test_nothing_outlives_a_caller_that_is_killed(number) -> None:
     assert set(Path(tempfile.gettempdir()).glob("nanochat-sandbox-*")) <= folders
 
 
+# As another user: reads programs and answers, prints which passed.
+ASK = """
+import json, sys
+from concurrent.futures import ThreadPoolExecutor
+from nanochat.evals import sandbox
+assert not sandbox.missing(), sandbox.missing()
+asked = json.load(sys.stdin)
+limits = sandbox.LIMITS_HERE
+with ThreadPoolExecutor(4) as pool:
+    programs = pool.map(lambda program: sandbox.run_program(program, limits).passed, asked["programs"])
+    cases = [sandbox.Case(answer, "double", asked["tests"]) for answer in asked["answers"]]
+    verdicts = pool.map(lambda case: sandbox.judge(case, limits).passed, cases)
+    print(json.dumps([list(programs), list(verdicts)]))
+"""
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_user_without_rights_is_held_too(seed) -> None:
-    """A third of the programs, others in each run."""
+@pytest.mark.parametrize("share", [3, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def test_a_user_without_rights_is_held_too(seed, share) -> None:
+    """A third of the programs and forgeries, others in each run; with `-m slow` all of them."""
     python = shutil.which("python3", path="/usr/bin")
     if python is None:
         pytest.skip("needs a python3 in /usr/bin")
@@ -109,24 +126,26 @@ def test_a_user_without_rights_is_held_too(seed) -> None:
     for module in (sandbox, contained, plain_data):
         shutil.copy(module.__file__, package)
     shutil.copy(errors.__file__, package.parent)
-    quick = [name for name in HOSTILE if name.partition(": ")[2] not in SLOW]
-    attacks = {name: HOSTILE[name] for name in random.Random(seed).sample(quick, len(quick) // 3)}
-    (folder / "ask.py").write_text(
-        "import json, sys\n"
-        "from concurrent.futures import ThreadPoolExecutor\n"
-        "from nanochat.evals import sandbox\n"
-        "assert not sandbox.missing(), sandbox.missing()\n"
-        f"run = lambda program: sandbox.run_program(program, sandbox.{QUICK}).passed\n"
-        "with ThreadPoolExecutor(4) as pool: print(json.dumps([*pool.map(run, json.load(sys.stdin))]))"
-    )
+    (folder / "ask.py").write_text(ASK.replace("sandbox.LIMITS_HERE", f"sandbox.{QUICK}"))
+    dice = random.Random(seed)
+    quick = [name for name in HOSTILE if share == 1 or name.partition(": ")[2] not in SLOW]
+    attacks = {name: HOSTILE[name] for name in dice.sample(quick, len(quick) // share)}
+    answers = {name: FORGERIES[name] for name in dice.sample(list(FORGERIES), len(FORGERIES) // share)}
     command = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups", python, "ask.py"]
     environment = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
-    programs = json.dumps([*attacks.values(), "print(1)"])
+    asked = {
+        "programs": [*attacks.values(), "print(1)"],
+        "answers": [*answers.values(), "def double(x): return 2 * x"],
+        "tests": DOUBLE_TESTS,
+    }
     done = subprocess.run(
-        command, cwd=folder, env=environment, input=programs, capture_output=True, text=True, timeout=300
+        command, cwd=folder, env=environment, input=json.dumps(asked), capture_output=True, text=True, timeout=1500
     )
     shutil.rmtree(folder)
     assert done.returncode == 0, done.stderr
-    *passed, honest = json.loads(done.stdout)
+    (*passed, honest), (*forged, right) = json.loads(done.stdout)
     assert not [name for name, held in zip(attacks, passed, strict=True) if held]
+    assert not [name for name, held in zip(answers, forged, strict=True) if held]
     assert honest
+    assert right
+    print(f"held as another user: {len(passed)} programs, {len(forged)} forgeries")
