@@ -18,6 +18,8 @@ const WORDS: usize = 256;
 const LONGEST_REMEMBERED: usize = 256;
 /// Bytes a thread may remember; beyond that it starts afresh.
 const MAX_REMEMBERED: usize = 128 << 20;
+/// The same for single texts, or the bytes of the text if it is longer: a server encodes short ones for months.
+const REMEMBERED_OF_SHORT: usize = 8 << 20;
 /// Bytes of text handed to a thread at a time.
 const CHUNK: usize = 1 << 20;
 
@@ -104,11 +106,12 @@ pub struct Encoder {
     splitter: Splitter,
     pub vocabulary: Vocabulary,
     caches: Mutex<Vec<Cache>>,
+    caches_of_single: Mutex<Vec<Cache>>,
 }
 
 impl Encoder {
     pub fn new(vocabulary: Vocabulary, splitter: Splitter) -> Self {
-        Encoder { splitter, vocabulary, caches: Mutex::new(Vec::new()) }
+        Encoder { splitter, vocabulary, caches: Mutex::new(Vec::new()), caches_of_single: Mutex::new(Vec::new()) }
     }
 
     /// Ids of one text appended to `out`.
@@ -190,10 +193,14 @@ impl Encoder {
 
     /// Ids of one text.
     pub fn encode<T: Id>(&self, text: &str) -> Result<Vec<T>> {
-        let mut cache = self.take_cache(text.len());
+        let caches = || self.caches_of_single.lock().expect("no thread panics while it holds this");
+        let kept = caches().pop();
+        let mut cache = kept.unwrap_or_else(|| Cache::for_text(text.len()));
         let mut ids = Vec::new();
         let outcome = self.encode_into(text, &mut ids, &mut cache);
-        self.keep_cache(cache);
+        if cache.bytes() <= REMEMBERED_OF_SHORT.max(text.len()) {
+            caches().push(cache);
+        }
         outcome.map(|()| ids)
     }
 
@@ -305,6 +312,21 @@ mod tests {
 
     fn splitter() -> Splitter {
         Splitter::new(DEFAULT_PATTERN).unwrap()
+    }
+
+    #[test]
+    fn single_texts_with_ever_new_words_take_little_memory() {
+        let mut random = Random(7);
+        let encoder = Encoder::new(Vocabulary::from_merges(&[]).unwrap(), splitter());
+        let mut largest = 0;
+        for number in 0..3000 {
+            let text: String = (0..200).map(|word| format!(" {}{}", random.text(6), number * 200 + word)).collect();
+            let ids: Vec<u32> = encoder.encode(&text).unwrap();
+            assert_eq!(ids.len(), text.len());
+            let caches = encoder.caches_of_single.lock().unwrap();
+            largest = largest.max(caches.iter().map(Cache::bytes).sum());
+        }
+        assert!(1 << 20 < largest && largest <= REMEMBERED_OF_SHORT, "{largest}");
     }
 
     #[test]
