@@ -53,7 +53,6 @@ READ_BYTES = 8 << 10
 HEAD_BYTES = 16 << 10  # headers of so many bytes are read, and those of one more read refused
 MAX_CONNECTIONS = 4096
 M_ARENA_MAX = -8  # a name in malloc.h: the most heaps of a process
-TRIM_SECONDS = 10.0  # between two times that free memory goes back to the system
 LAST_SECONDS = 3.0  # in which clients learn that no engine is left, before the server ends
 LOOPBACK = ("127.0.0.1", "::1", "localhost")  # addresses that only this machine can reach
 # For every response: browsers do not guess types, no other page shows ours in a frame, other sites do not learn our
@@ -155,13 +154,10 @@ class Service:
             await worker.begin()
         gc.collect()
         gc.freeze()  # what is here now stays: looking through it would keep everybody waiting, a tenth of a second
-        tasks = [asyncio.create_task(self.end_without_engines(app))]
-        if not torch.cuda.is_available():  # on a CPU it was measured
-            tasks.append(asyncio.create_task(trim_heap()))
+        ending = asyncio.create_task(self.end_without_engines(app))
         yield
         gc.unfreeze()
-        for task in tasks:
-            task.cancel()
+        ending.cancel()
         for worker in self.workers:
             worker.stop()
 
@@ -317,14 +313,6 @@ def share_one_heap() -> None:
     """Limit glibc to one malloc arena for all threads: with one each, the memory grew under load (dev/LOG.md)."""
     with suppress(AttributeError):  # another library
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
-
-
-async def trim_heap(seconds: float = TRIM_SECONDS) -> None:
-    """Give free memory back to the system, again and again: under large requests holes add up between small ones."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
-    while trim is not None:
-        await asyncio.sleep(seconds)
-        await asyncio.to_thread(trim, 0)
 
 
 def open_engines(choice: ModelChoice, runtime: Runtime, slots: int) -> tuple[ServedModel, list[Worker]]:

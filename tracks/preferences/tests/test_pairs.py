@@ -36,7 +36,8 @@ class Scripted(MadeUp):
 
     def completion(self, text: str, reason: str):
         tokens = ids_of(text, TOKENIZER)
-        return Completion(tokens, [1] * len(tokens), reason, [0.0] * (len(tokens) + (reason == "stop")))
+        end = TOKENIZER.turn_end if reason == "stop" else None
+        return Completion(tokens, [1] * len(tokens), reason, [0.0] * (len(tokens) + (reason == "stop")), end)
 
 
 def a_pair(number: int, chosen="The letter is e."):
