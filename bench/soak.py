@@ -4,9 +4,9 @@
 
 Server: memory and open files are read every ten seconds, and a line is fitted to them after the first quarter, in
 which threads, pools and caches get their size. They are flat if the slope lies within two of its standard errors.
-Latencies are of whole answers of a fixed length, in the first and in the last sixth. Training: a run
-that nothing disturbs, then runs that are killed once a minute and resume; their weights and optimizer states must be
-equal. The exit status is 1 if a goal is missed.
+Latencies are of whole answers of a fixed length, in the first and in the last sixth. Training: a run that nothing
+disturbs, then runs that are killed once a minute and resume; their weights and optimizer states must be equal. The exit
+status is 1 if a goal is missed.
 """
 
 import itertools

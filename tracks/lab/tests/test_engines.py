@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import get_args
@@ -45,12 +46,12 @@ for number in $(seq 0 "$count"); do SLURM_ARRAY_TASK_ID=$number bash "$2"; done
 
 
 @pytest.fixture
-def job(base, tmp_path, monkeypatch):
+def job(base, tmp_path, monkeypatch) -> Callable[..., tuple[Job, list[list[Step]]]]:
     """A function that makes a saved job with chains; flags of each step by name."""
     write_text(tmp_path / "stages/tiny_stage.py", STAGE)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}/stages:{runner.ROOT}", prepend=os.pathsep)
 
-    def make(*chains: dict[str, str]):
+    def make(*chains: dict[str, str]) -> tuple[Job, list[list[Step]]]:
         made = [
             [Step(name, ["tiny_stage", name, *flags.split()], f"tiny/{name}") for name, flags in chain.items()]
             for chain in chains
@@ -62,7 +63,7 @@ def job(base, tmp_path, monkeypatch):
     return make
 
 
-def began(job: Job, name: str):
+def began(job: Job, name: str) -> list[str]:
     """Return a line for each start of a step: its threads and its GPUs."""
     return (job.folder.parents[1] / "tiny" / name / "began").read_text().splitlines()
 
@@ -87,7 +88,7 @@ def test_chains_side_by_side_share_cores_and_gpus(job, monkeypatch) -> None:
     with pytest.raises(ValueError, match="--jobs=3 with --gpus=2 needs 6 GPUs, there are 4 here"):
         ENGINES["local"](own, chains, 3, 2)
 
-    def open_gate():
+    def open_gate() -> None:
         until((base / "tiny/c/outcome.json").exists, "the end of the other chain")
         (base / "go").touch()
 
@@ -133,7 +134,7 @@ def test_ray_goes_on_without_a_killed_node(job, monkeypatch) -> None:
         own, chains = job({"a": "--wait"}, {"b": "--wait"}, {"c": ""})
         base = own.folder.parents[1]
 
-        def kill_a_node():
+        def kill_a_node() -> None:
             until(lambda: all((base / "tiny" / name / "began").exists() for name in "ab"), "the first steps")
             cluster.remove_node(nodes[0], allow_graceful=False)
             # One step has ended with its node; the other needs the room on the second node until the gate is open.

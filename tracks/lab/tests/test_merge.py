@@ -1,8 +1,10 @@
 """tracks.lab.merge as a user runs it, on two short runs from one parent, and what can be done with the result."""
 
+from pathlib import Path
+
 import pytest
 import torch
-from forks import run_module
+from forks import Forked, run_module
 from torch.testing import assert_close
 from tune_runs import Tunes
 
@@ -12,19 +14,19 @@ FEW = ("--num-iterations=2", "--eval-every=-1", "--eval-metrics-every=-1")
 
 
 class Merges(Tunes):
-    def __init__(self, folder):
+    def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         for job in [self.tune(tag, *FEW, f"--seed={seed}") for seed, tag in enumerate(("one", "two"), 1)]:
             job.done()
 
-    def start(self, tag: str, *flags: str, before: None = None, **variables: str):
+    def start(self, tag: str, *flags: str, before: None = None, **variables: str) -> Forked:
         if tag == "parent":
             return super().start(tag, *flags)
         return self.fork(run_module, before, "tracks.lab.merge", f"--tag={tag}", *flags, **variables)
 
 
 @pytest.fixture(scope="module")
-def merges(tmp_path_factory):
+def merges(tmp_path_factory) -> Merges:
     return Merges(tmp_path_factory.mktemp("merges"))
 
 
