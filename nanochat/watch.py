@@ -46,6 +46,7 @@ class Watch:
         self._processes = [f"process {other}" for other in range(world_size)]
         self._ended = threading.Event()
         self._failing = threading.Event()
+        self._speaking = threading.Lock()  # the watch keeps it: the reason is the last line of this rank's log
         # In a thread, so that a rank may evaluate or compile for as long as it needs.
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -61,8 +62,9 @@ class Watch:
         """
         text, code = last_words(error)
         if text:
-            print_line(text.rstrip("\n"), file=sys.stderr)
-            _tell_torchrun(text.rstrip("\n"))
+            with self._speaking:
+                print_line(text.rstrip("\n"), file=sys.stderr)
+                _tell_torchrun(text.rstrip("\n"))
         reason = text.strip().rpartition("\n")[2].removeprefix("error: ") or f"exit code {code}"
         try:
             # A broken connection is often the work of a rank that has died; the heartbeat tells which.
@@ -115,12 +117,13 @@ class Watch:
         # The last barrier may be over on rank 0 alone, which then takes the store away; or this rank is failing too.
         if self._ended.wait(BEAT_SECONDS) or self._failing.is_set():
             return
-        print_line(f"error: {sentence}", file=sys.stderr)
-        _tell_torchrun(f"error: {sentence}")
-        with suppress(RuntimeError):
-            self._wake_stopped()
-            self._ask(lambda: self._store.add("ending", 1))
-        _leave(code)  # the main thread may wait in a collective for ever
+        with self._speaking:
+            print_line(f"error: {sentence}", file=sys.stderr)
+            _tell_torchrun(f"error: {sentence}")
+            with suppress(RuntimeError):
+                self._wake_stopped()
+                self._ask(lambda: self._store.add("ending", 1))
+            _leave(code)  # the main thread may wait in a collective for ever, or fail as others leave
 
     def _wait_for_failure(self) -> tuple[int, str]:
         """Beat until another rank has failed or is lost; return the exit code and the sentence for it."""

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from functools import partial
 
 import pytest
@@ -138,6 +139,26 @@ def test_the_reason_of_a_rank_that_fails_alone_is_in_all_logs(base, monkeypatch,
     for rank in (0, 2):
         assert re.fullmatch(f"error: rank 1 has failed: (.*: )?{reason}", job.err(rank).splitlines()[-1])
     assert reason in job.err(1) or error.startswith("SystemExit")  # whoever raises that has printed why
+
+
+def test_the_reason_is_the_last_line_though_a_collective_fails_meanwhile(base, monkeypatch) -> None:
+    monkeypatch.setattr("sys.argv", ["program"])
+    job = base.fork(leave_slowly, PROGRAM.replace("FAILURE", "KeyError('n_layer')"), ranks=2)
+    assert job.codes(60) == [1] * 2
+    assert job.err(0).splitlines()[-1] == "error: rank 1 has failed: KeyError: 'n_layer'"
+
+
+def leave_slowly(text: str) -> None:
+    """Run a program whose rank 0 is still there for a while after rank 1 has left."""
+    if os.environ["RANK"] == "0":
+        leave = watch._leave
+
+        def leave_late(code: int) -> None:
+            time.sleep(2)
+            leave(code)
+
+        watch._leave = leave_late
+    run_program(text)
 
 
 def test_under_torchrun_all_logs_have_the_reason(tmp_path) -> None:
