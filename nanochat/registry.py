@@ -84,6 +84,8 @@ TASKS: Door[Any] = Door(
                 "KMMLU",
                 "HAE-RAE",
                 "CLIcK",
+                "CLIcK-Halves",
+                "KLUE-NLI",
                 "KMMLU-Redux",
                 "KMMLU-Pro",
                 "KoBALT",
@@ -99,7 +101,11 @@ TASKS: Door[Any] = Door(
     },
 )
 # Data sets of conversations, without a verdict.
-CHATS: Door[Any] = Door("task", "CHATS", dict.fromkeys(("KoAlpaca", "KoAlpaca-v1"), "tracks.benchmarks.sets"))
+CHATS: Door[Any] = Door(
+    "task",
+    "CHATS",
+    dict.fromkeys(("Alpaca", "Alpaca-Part", "KoAlpaca", "KoAlpaca-v1"), "tracks.benchmarks.sets"),
+)
 # The word after ~ in the name of a task.
 AUGMENTATIONS: Door[Any] = Door(
     "augmentation", "AUGMENTATIONS", dict.fromkeys(("styles", "options"), "tracks.chatdata.augmented")

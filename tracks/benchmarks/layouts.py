@@ -59,6 +59,12 @@ def option_fields(question: str, findings: str | None, options: dict[str, str | 
     return f"{question}\n\n{findings or ''}".strip(), texts, right
 
 
+def inference(premise: str, hypothesis: str, label: int) -> Converted:
+    """Does the second sentence follow from the first? 0: yes, 1: cannot be known, 2: it contradicts it."""
+    question = f"앞 문장이 사실이라면, 뒤 문장은 어떠한가?\n\n앞 문장: {premise}\n뒤 문장: {hypothesis}"
+    return question, ["참이다", "알 수 없다", "거짓이다"], label
+
+
 def right_first(question: str, *choices: str) -> Converted:
     """Each choice has a column, the right one the first: "tea", "salt". The question decides about their order."""
     texts = [choice.strip() for choice in choices]

@@ -7,6 +7,7 @@ from tasks.chats import Chat, instruction
 from tasks.common import CONVERTED, TEST, TRAIN, DataSet, Split
 from tasks.multiple_choice import MultipleChoice
 from tracks.benchmarks import layouts
+from tracks.benchmarks.halves import Halves
 from tracks.benchmarks.hrm8k import HRM8K
 from tracks.benchmarks.livecodebench import LiveCodeBench
 from tracks.benchmarks.mclm import MCLM
@@ -59,6 +60,26 @@ TASKS: dict[str, DataSet] = {
         columns=("question", "paragraph", "choices", "answer"),
         convert=layouts.answer_text,
         baseline=0.243,
+    ),
+    # The same questions, to learn from one half where nothing else of their kind is at hand, and to evaluate the other.
+    "CLIcK-Halves": DataSet(
+        task=Halves,
+        repo="EunsuKim/CLIcK",
+        path=CONVERTED,
+        splits=(Split("train"), Split("test", own="train")),
+        columns=("question", "paragraph", "choices", "answer"),
+        convert=layouts.answer_text,
+        baseline=0.243,
+    ),
+    # Two Korean sentences: does the second follow from the first?
+    "KLUE-NLI": DataSet(
+        task=MultipleChoice,
+        repo="klue/klue",
+        path="nli/{file}",
+        splits=(TRAIN, Split("test", own="validation")),
+        columns=("premise", "hypothesis", "label"),
+        convert=layouts.inference,
+        baseline=1 / 3,
     ),
     # Questions of KMMLU from technical qualifications, without errors and without easy ones. Only its columns are
     # documented: its folder is assumed to have a name like that of KMMLU-Pro. Gated, as KMMLU-Pro and GPQA are: the hub
@@ -143,6 +164,24 @@ TASKS: dict[str, DataSet] = {
 }
 
 CHATS: dict[str, DataSet] = {
+    # English instructions, answered by a larger model; some have an input to work on.
+    "Alpaca": DataSet(
+        task=Chat,
+        repo="tatsu-lab/alpaca",
+        path=CONVERTED,
+        splits=(TRAIN,),
+        columns=("instruction", "input", "output"),
+        convert=instruction,
+    ),
+    # Only in a mirror: a part of them.
+    "Alpaca-Part": DataSet(
+        task=Chat,
+        repo="tatsu-lab/alpaca",
+        path="data/{file}",
+        splits=(TRAIN,),
+        columns=("instruction", "input", "output"),
+        convert=instruction,
+    ),
     # Korean questions from a forum, answered by a larger model.
     "KoAlpaca": DataSet(
         task=Chat,

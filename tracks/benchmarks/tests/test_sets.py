@@ -110,6 +110,23 @@ def test_columns_of_the_hub(name, write_rows) -> None:
     assert [*task] == [*TASKS[name]()]
 
 
+def test_sentences_that_follow_or_not(write_rows) -> None:
+    rows = [{"premise": f"{n}명이 왔다.", "hypothesis": "아무도 안 왔다.", "label": n % 3} for n in range(9)]
+    write_rows("KLUE-NLI", rows)
+    for conversation in TASKS["KLUE-NLI"]():
+        question, right = contents(conversation)
+        n = int(question.partition("명이")[0][-1])
+        assert "뒤 문장: 아무도 안 왔다.\n\n- 참이다=A\n- 알 수 없다=B\n- 거짓이다=C\n" in question
+        assert right == "ABC"[n % 3]
+
+
+def test_sentences_of_the_mirror(mirror) -> None:
+    letters = Counter(contents(conversation)[1] for conversation in TASKS["KLUE-NLI"]())
+    assert set(letters) == set("ABC")
+    assert sum(letters.values()) == 3000
+    assert max(letters.values()) < 1100  # guessing one letter is no better than guessing
+
+
 def test_the_right_choice_is_as_often_in_each_place() -> None:
     places = Counter(right_first(f"question {n}", "right", "x", "y", "z")[2] for n in range(4000))
     assert sum((places[place] - 1000) ** 2 / 1000 for place in range(4)) < 16.3  # chi squared, p = 0.001
