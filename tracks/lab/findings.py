@@ -86,8 +86,7 @@ def read_results(spec: Spec, runs: Sequence[Run], is_held_out: bool = False) -> 
             signs = [sign for sign in signs if sign.kind != "loss"]
         if not answers:
             signs.insert(0, Alarm("failed", _reason(spec, steps)))
-        base = run.base if len(spec.rates) == 1 else f"{run.base}*{run.rate:g}"
-        found.append(RunResult(run, base, answers, signs, records, outcomes))
+        found.append(RunResult(run, spec.base_of(run), answers, signs, records, outcomes))
     return found
 
 
@@ -142,10 +141,11 @@ def cells(results: Results, benchmarks: Sequence[str]) -> Cells:
     return found
 
 
-def differences(found: Cells, reference: str, are_synergies: bool = False) -> significance.Table:
+def differences(found: Cells, reference: str, rounds: int = 1, *, are_synergies: bool = False) -> significance.Table:
     """Return the difference of each mix from the reference on the same base, with p corrected over the table.
 
-    are_synergies: the gain of each mix named like a+b beyond the sum of the gains of a and b, instead.
+    rounds: how often the lab may find one. are_synergies: the gain of each mix named like a+b beyond the sum of the
+    gains of a and b, instead.
     """
     table = {}
     for (base, benchmark), group in found.items():
@@ -153,17 +153,29 @@ def differences(found: Cells, reference: str, are_synergies: bool = False) -> si
             plus, minus = ([mix, reference], mix.split("+")) if are_synergies else ([mix], [reference])
             if mix != reference and len(plus) == len(minus) and group.keys() >= {*plus, *minus}:
                 table[base, mix, benchmark] = significance.contrast(group, plus, minus)
-    return significance.adjust(table)
+    return significance.adjust(table, rounds)
 
 
 def gains_of(spec: Spec, results: Results) -> significance.Table:
     """Return the differences of all mixes with a result, in the development benchmarks."""
-    return differences(cells(results, spec.dev), spec.reference)
+    return differences(cells(results, spec.dev), spec.reference, spec.verdict_rounds)
 
 
 def verdicts_on(spec: Spec, results: Results) -> list[significance.Recommendation]:
     """Return the verdicts on all mixes with a result."""
     return significance.recommend(gains_of(spec, results), spec.scaled)
+
+
+def undecided_runs(spec: Spec, results: Results) -> list[Run]:
+    """Return the runs with more seeds that are needed: of mixes that are not distinguishable, and their reference.
+
+    results: of the runs with the first seeds.
+    """
+    gains = gains_of(spec, results)
+    clear = {key[:2] for key, one in gains.items() if one.shown != significance.UNCLEAR}
+    unclear = {key[:2] for key in gains} - clear
+    unclear |= {(base, spec.reference) for base, _ in unclear}
+    return [run for run in spec.more_runs if (spec.base_of(run), run.mix) in unclear]
 
 
 def recommended(spec: Spec, results: Results) -> list[RunResult]:
@@ -191,7 +203,7 @@ def write_report(spec: Spec, outcome: Outcome, results: Results, merged: Results
     verdicts = [[one.base, one.mix, one.verdict, one.reason] for one in verdicts_on(spec, results)]
     found = cells(results, spec.dev)
     sealed = []  # results on the held-out benchmarks
-    synergies = differences(found, spec.reference, are_synergies=True)
+    synergies = differences(found, spec.reference, spec.verdict_rounds, are_synergies=True)
     tables = [
         table_of("Mixes", "Mix | Words of --mixture", list(spec.mixes.items())),
         *score_tables("", spec, results, spec.open_tasks),
@@ -256,7 +268,7 @@ def score_tables(title: str, spec: Spec, results: Results, benchmarks: Sequence[
     """
     found = cells(results, benchmarks)
     deciding = {key: group for key, group in found.items() if key[1] not in spec.stable}
-    gains = differences(deciding, spec.reference)
+    gains = differences(deciding, spec.reference, spec.verdict_rounds)
     marks = {key: MARKS.get(one.shown, "") for key, one in gains.items()}
     matrices = {}  # base -> rows
     # The runs of an arm follow each other.

@@ -31,6 +31,7 @@ from tracks.lab.findings import (
     final_loss,
     read_results,
     recommended,
+    undecided_runs,
     write_noise,
     write_recommendation,
     write_report,
@@ -168,6 +169,14 @@ def compare_mixes(spec: sweep.Spec, outcome: Outcome, config: "Config") -> None:
     if spec.merges:
         start(spec, sweep.merge_chains(spec), config)
     results = read_results(spec, spec.runs)
+    if more := undecided_runs(spec, results):
+        print0(f"lab: {len(more)} runs with more seeds, for mixes that are not distinguishable from the reference")
+        check_disk(spec, more)
+        start(spec, [sweep.run_steps(spec, run) for run in more], config)
+        # The runs of an arm follow each other.
+        arms = [(run.base, run.mix, run.rate) for run in spec.runs]
+        runs = sorted([*spec.runs, *more], key=lambda run: arms.index((run.base, run.mix, run.rate)))
+        results = read_results(spec, runs)
     merged = read_results(spec, spec.merged_runs)
     if config.final:
         look = evaluate_held_out(spec, results, config)

@@ -154,14 +154,17 @@ def contrast(cells: Mapping[str, Scores], plus: Sequence[str], minus: Sequence[s
 # ---- many tests ----
 
 
-def adjust(table: Table) -> Table:
-    """Return a table with p corrected for the number of differences (Holm's method), and with `shown`."""
+def adjust(table: Table, rounds: int = 1) -> Table:
+    """Return a table with p corrected for the number of differences (Holm's method), and with `shown`.
+
+    rounds: tables of a lab that adds seeds where nothing is shown, each of which may find a difference (Bonferroni).
+    """
     adjusted = dict(table)
     largest = 0.0
     for rank, key in enumerate(sorted(table, key=lambda key: table[key].p)):
         one = table[key]
         # A larger p never gets a smaller correction.
-        largest = max(largest, min(1.0, (len(table) - rank) * one.p))
+        largest = max(largest, min(1.0, rounds * (len(table) - rank) * one.p))
         shown = UNCLEAR
         if largest <= LEVEL:
             shown = "gain" if one.mean > 0 else "harm"

@@ -81,6 +81,7 @@ class Spec(BaseModel):
     reference: str = ""
     rates: list[PositiveFloat] = Field([1.0], min_length=1)
     seeds: list[int] = Field(min_length=1)
+    more_seeds: list[int] = []  # of mixes that are not distinguishable from the reference after the others
     budget: dict[Literal["num_iterations", "tokens"], int] = Field(min_length=1, max_length=1)  # equal for all arms
     flags: str = ""  # of the stage, as on its command line
     repeats: PositiveInt = 1
@@ -97,6 +98,16 @@ class Spec(BaseModel):
     def runs(self) -> list[Run]:
         """All runs; those of an arm follow each other."""
         return list(starmap(Run, product(self.bases, self.mixes, self.rates, self.seeds)))
+
+    @property
+    def more_runs(self) -> list[Run]:
+        """The runs with more seeds, of all mixes: a lab needs some of them."""
+        return list(starmap(Run, product(self.bases, self.mixes, self.rates, self.more_seeds)))
+
+    @property
+    def verdict_rounds(self) -> int:
+        """How often the lab may find a difference: p is corrected for it."""
+        return 2 if self.more_seeds else 1
 
     @property
     def merged_runs(self) -> list[Run]:
@@ -122,6 +133,10 @@ class Spec(BaseModel):
     def outcome_of(self, run: Run) -> Path:
         """Return the place for the outcome of training."""
         return stage_dir(self.stage, self.tag_of(run)) / "outcome.json"
+
+    def base_of(self, run: Run) -> str:
+        """Return the name of a run's base in tables: with the rate, if there are several."""
+        return run.base if len(self.rates) == 1 else f"{run.base}*{run.rate:g}"
 
     @property
     def answering(self) -> dict[str, str]:
@@ -170,11 +185,15 @@ def mistakes(spec: Spec) -> list[str]:
             found.append(f"the base {base} has no checkpoint in {folder}: train it first")
     for name, weights in spec.merges.items():
         found += [f"the merge {name} has {mix}, which is not a mix" for mix in weights if mix not in spec.mixes]
-    tags = [spec.tag_of(run) for run in [*spec.runs, *spec.merged_runs]]
+    tags = [spec.tag_of(run) for run in [*spec.runs, *spec.more_runs, *spec.merged_runs]]
     names = Counter(tags + spec.tasks)
     found += [f"two runs, or two lists of benchmarks, have {name}" for name, count in names.items() if count > 1]
     if spec.reference not in spec.mixes:
         found.append(f"reference = {spec.reference} is not a mix, use one of {', '.join(spec.mixes)}")
+    if spec.more_seeds and spec.merges:
+        found.append("more_seeds and merges do not go together: a merge needs its mixes at equal seeds")
+    if spec.more_seeds and len(spec.seeds) == 1:
+        found.append("more_seeds needs two seeds before: with one nothing is decided")
     if spec.scaled and len(spec.seeds) == 1:
         found.append("with one seed nothing is shown, and scaled = true would drop every mix")
     if "tokens" in spec.budget and "--total-batch-size" not in spec.own_flags:
@@ -303,7 +322,9 @@ def expectations(spec: Spec, questions: Mapping[str, int]) -> list[str]:
         left,
         f"{size / 1e9:.1f} GB of checkpoints are to come",
     ]
-    tests = len(spec.bases) * len(spec.rates) * (len(spec.mixes) - 1) * len(spec.dev)
+    if spec.more_seeds:
+        lines.append(f"up to {len(spec.more_runs)} more runs follow, for mixes that are not distinguishable by then")
+    tests = len(spec.bases) * len(spec.rates) * (len(spec.mixes) - 1) * len(spec.dev) * spec.verdict_rounds
     for name, number in questions.items():
         least = significance.smallest_difference(number, len(spec.seeds), spec.repeats, len(spec.mixes), max(tests, 1))
         shown = f"{least:.1f} points" if len(spec.seeds) > 1 else "none, it needs two seeds"

@@ -59,6 +59,29 @@ def test_the_truth_is_found_on_both_bases(base, spec) -> None:
     assert gain.error < 3.5  # without pairs it would be more
 
 
+def test_more_seeds_are_for_what_is_not_distinguishable_and_for_its_reference(base) -> None:
+    spec = read_lab(base, {"seeds = [1, 2]": "seeds = [1, 2]\nmore_seeds = [3]"})
+    make_lab(base, spec)
+    first = results_of(spec)
+    more = findings.undecided_runs(spec, first)
+    assert [(run.base, run.mix, run.seed) for run in more] == [
+        (name, mix, 3) for name in spec.bases for mix in ("plain", "idle")
+    ]
+    assert findings.undecided_runs(read_lab(base), first) == []
+    # p counts both tables.
+    once = findings.differences(findings.cells(first, spec.dev), "plain")
+    for key, one in findings.gains_of(spec, first).items():
+        assert one.adjusted == pytest.approx(min(1, 2 * once[key].adjusted))
+    # Arms of two and of three seeds stand in one table.
+    for number, run in enumerate(more):
+        train(base, spec.tag_of(run))
+        answer(base, "chat_eval_sft", spec.tag_of(run), {"World-Facts": 0.5, "World-Choices": 0.6}, 2, 90 + number)
+    results = findings.read_results(spec, [*spec.runs, *more])
+    sizes = {mix: len(scores) for mix, scores in findings.cells(results, spec.dev)["one", "World-Facts"].items()}
+    assert sizes == {"plain": 3, "good": 2, "idle": 3, "bad": 2}
+    assert findings.gains_of(spec, results)["one", "good", "World-Facts"].shown == "gain"
+
+
 def test_scores_are_those_of_the_files(base, spec) -> None:
     found = findings.cells(results_of(spec), [*spec.dev, *spec.stable, "not asked yet"])
     scores = found["two", "World-Facts"]["good"]

@@ -211,3 +211,18 @@ def test_bad_input_is_refused(lab, tmp_path) -> None:
         False,
     )
     assert lab.run("--spec=") == (2, "error: name the file that describes the lab: --spec=FILE\n")
+
+
+def test_what_is_not_distinguishable_gets_more_seeds(lab) -> None:
+    """The runs with the first seeds are those of the lab before."""
+    spec = lab.folder / "seeds.toml"
+    text = re.sub(r"\[merges\]\n.*\n", "", lab.spec.read_text()).replace(
+        "seeds = [1, 2]", "seeds = [1, 2]\nmore_seeds = [3]"
+    )
+    spec.write_text(text)
+    for again in (False, True):
+        code, text = lab.run(f"--spec={spec}", "--tag=mix")
+        assert (code, "2 runs with more seeds" in text, ": done in" in text) == (0, True, not again), text
+        rows = read_json(lab.home / "outcome.json")["tables"][1]["rows"]
+        assert [row[:2] for row in rows] == [["plain", "3 of 3"], ["letters", "3 of 3"]]
+    assert (lab.folder / "chat_sft/mix-parent-letters-1-3/outcome.json").exists()

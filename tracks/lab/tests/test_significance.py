@@ -68,6 +68,28 @@ def test_labs_without_any_effect_recommend_no_change(name) -> None:
     assert changed <= LABS * significance.LEVEL + 2 * math.sqrt(LABS * significance.LEVEL * (1 - significance.LEVEL))
 
 
+def test_more_seeds_where_nothing_is_shown_find_no_more_without_an_effect() -> None:
+    """A lab that looks, adds seeds to whatever is unclear, and looks again."""
+    random = np.random.default_rng(6)
+    accuracy, _, *setting = SETTINGS["unequal seeds"]
+    changed = uncorrected = 0
+    for _ in range(LABS):
+        scores = dict(enumerate(made_scores(random, np.full(5, float(accuracy)), 4, *setting)))
+        first = {mix: arm[:2] for mix, arm in scores.items()}
+        for rounds in (1, 2):
+            table = {}
+            for cells in (first, scores):
+                own = {("base", mix, "task"): significance.contrast(cells, [mix], [0]) for mix in range(1, 5)}
+                clear = {key for key, one in table.items() if one.shown != significance.UNCLEAR}
+                table |= {key: one for key, one in significance.adjust(own, rounds).items() if key not in clear}
+            found = any(one.shown != significance.UNCLEAR for one in table.values())
+            changed += found and rounds == 2
+            uncorrected += found and rounds == 1
+    print(f"{changed} of {LABS} labs without an effect find one, {uncorrected} if looks are not counted, seed 6")
+    assert changed < uncorrected
+    assert changed <= LABS * significance.LEVEL + 2 * math.sqrt(LABS * significance.LEVEL * (1 - significance.LEVEL))
+
+
 def smallest_of(monkeypatch, name):
     """Return the smallest difference with the accuracy and the deviation of a setting as those assumed."""
     accuracy, seeds, questions, repeats, deviation = SETTINGS[name]
@@ -171,6 +193,8 @@ def test_p_values_are_corrected_by_holm() -> None:
     # 5 × 0.005, 4 × 0.01, 3 × 0.03, then no less than that, and 0.9.
     assert found == pytest.approx([0.04, 0.09, 0.09, 0.025, 0.9])
     assert [one.shown == "gain" for one in adjusted.values()] == [True, False, False, True, False]
+    twice = significance.adjust(table, rounds=2)
+    assert [one.adjusted for one in twice.values()] == pytest.approx([0.08, 0.18, 0.18, 0.05, 1])
 
 
 # ---- recommendations ----

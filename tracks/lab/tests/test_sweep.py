@@ -58,6 +58,22 @@ def test_all_mistakes_at_once(base) -> None:
     ]
 
 
+def test_more_seeds_are_other_seeds_after_two(base) -> None:
+    changes = {
+        "seeds = [1, 2]": "seeds = [1]\nmore_seeds = [1]",
+        "[benchmarks]": "[merges]\nm = { bad = 1 }\n[benchmarks]",
+    }
+    found = mistakes(read_lab(base, changes))
+    assert "two runs, or two lists of benchmarks, have lab-one-plain-1-1" in found
+    assert found[-2:] == [
+        "more_seeds and merges do not go together: a merge needs its mixes at equal seeds",
+        "more_seeds needs two seeds before: with one nothing is decided",
+    ]
+    spec = read_lab(base, {"seeds = [1, 2]": "seeds = [1, 2]\nmore_seeds = [3]"})
+    assert mistakes(spec) == []
+    assert "up to 8 more runs follow, for mixes that are not distinguishable by then" in expectations(spec, {})
+
+
 def test_mistakes_that_the_scripts_find(base) -> None:
     merges = "[merges]\nboth = { good = 1 }\n[benchmarks]"
     for changes, sentence in (
