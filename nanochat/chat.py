@@ -2,7 +2,9 @@
 
 A conversation is `{"messages": [{"role", "content"}, …]}`: an optional system message, then user and assistant messages
 in turn. Content is a string or a list of parts `{"type", "text"}`; the part types are the keys of PARTS, and only the
-assistant may have parts other than text. A user and an assistant message become
+assistant may have parts other than text. An assistant message with `tool_calls` is followed by messages of the role
+`tool`, and the next of the assistant; the chat templates of public models write those. A user and an assistant message
+become
 
     <|bos|> <|user_start|> question <|user_end|> <|assistant_start|> answer <|assistant_end|>
 
@@ -22,6 +24,13 @@ from nanochat.settings import CHAT_TEMPERATURE
 from nanochat.tokenizer import Tokenizer
 
 ROLES = ("user", "assistant")
+# Which may follow a message, unless it calls tools.
+NEXT_ROLES = {
+    "system": ("user",),
+    "user": ("assistant",),
+    "assistant": ("user",),
+    "tool": ("tool", "assistant"),
+}
 
 
 @dataclass(frozen=True)
@@ -44,15 +53,19 @@ def check_conversation(conversation: Any) -> Conversation:
     messages = conversation.get("messages") if isinstance(conversation, dict) else None
     if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
         raise UserError("a conversation has a list `messages` with at least one message")
-    # User and assistant take turns after the system message.
-    roles = chain(["system"] if _has_system(messages) else [], cycle(ROLES))
-    for number, (message, role) in enumerate(zip(messages, roles, strict=False), 1):
-        if message.get("role") != role:
-            raise UserError(f"message {number}: its role is {message.get('role')!r} where {role!r} is due")
-        # Only the assistant calls tools.
+    due: tuple[str, ...] = ("system", "user")
+    for number, message in enumerate(messages, 1):
+        role = message.get("role")
+        if role not in due:
+            raise UserError(f"message {number}: its role is {role!r} where {due[-1]!r} is due")
+        # Only the assistant calls tools, and may say nothing beside.
         kinds = PARTS if role == "assistant" else ("text",)
+        calls = message.get("tool_calls") if role == "assistant" else None
+        if calls and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
+            raise UserError(f"message {number}: its tool_calls are no list of objects")
+        due = ("tool",) if calls else NEXT_ROLES[role]
         parts = _parts_of(message)
-        if not (isinstance(parts, list) and parts) or not all(
+        if not (isinstance(parts, list) and (parts or calls)) or not all(
             isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str) for part in parts
         ):
             raise UserError(
@@ -69,6 +82,8 @@ def render_conversation(conversation: Conversation, tokenizer: Tokenizer) -> tup
     check_conversation(conversation)
     if tokenizer.template:
         return tokenizer.template.render(conversation)
+    if any(message.get("tool_calls") or message["role"] == "tool" for message in conversation["messages"]):
+        raise UserError("it has turns of tools, which are written by the chat template of a public model alone")
     special = tokenizer.special_tokens
     ids: list[int] = []
     mask: list[int] = []
@@ -124,15 +139,20 @@ def fitted_prompt(
 ) -> tuple[list[int], bool]:
     """Return (prompt ids, True if they were shortened) with room for `answer` tokens in `context`.
 
-    The prompt may always take half the context. The oldest messages are dropped first, in pairs; the system message
-    stays. If the last question alone is too long, the beginning is cut off.
+    The prompt may always take half the context. The oldest messages are dropped first, each question with all up to
+    the next; the system message stays. If the last question alone is too long, the beginning is cut off.
     """
     room = max(context - answer, context // 2)
     ids = whole = render_prompt(conversation, tokenizer)
     messages = list(conversation["messages"])
+    if messages[-1]["role"] == "assistant":
+        del messages[-1]
     first = int(_has_system(messages))  # the oldest message that may go, a user message
-    while len(ids) > room and len(messages) > first + 2:
-        del messages[first : first + 2]  # a question goes together with the answer
+    while len(ids) > room:
+        questions = [number for number, message in enumerate(messages) if message["role"] == "user"]
+        if len(questions) == 1:
+            break
+        del messages[first : questions[1]]
         ids = render_prompt({**conversation, "messages": messages}, tokenizer)
     if len(ids) > room and tokenizer.template:
         ids = _with_end_of_question({**conversation, "messages": messages}, tokenizer, room)
@@ -149,7 +169,7 @@ def _with_end_of_question(conversation: Conversation, tokenizer: Tokenizer, room
     ids = render_prompt(conversation, tokenizer)
     while len(ids) > room and words:
         words = words[len(ids) - room :]
-        shorter: Message = {"role": "user", "content": tokenizer.decode(words)}
+        shorter: Message = {**question, "content": tokenizer.decode(words)}
         ids = render_prompt({**conversation, "messages": [*before, shorter]}, tokenizer)
     return ids[max(0, len(ids) - room) :]  # what the template writes before it may be too long alone
 
@@ -160,6 +180,8 @@ def _has_system(messages: list[Message]) -> bool:
 
 def _parts_of(message: Message) -> list[Part]:
     content: Any = message.get("content")
+    if content is None:  # beside calls of tools
+        return []
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 

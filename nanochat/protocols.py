@@ -26,14 +26,16 @@ class Part(TypedDict):
 class Message(TypedDict):
     """What one side says."""
 
-    role: str  # system, user or assistant
+    role: str  # system, user, assistant or tool
     content: str | list[Part]
+    tool_calls: NotRequired[list[Record]]  # of the assistant; the content may be missing then
 
 
 class Conversation(TypedDict):
     """Messages, and whatever else a verdict on an answer needs; a track's task may add others."""
 
     messages: list[Message]
+    tools: NotRequired[list[Record]]  # that the assistant may call, for the chat template of a public model
     category: NotRequired[str]  # of the problem; scores are reported by category too
     letters: NotRequired[str]  # multiple choice: those of the choices
     accept: NotRequired[list[str]]  # World-Talk: phrases of which a right answer has one

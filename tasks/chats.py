@@ -34,7 +34,11 @@ class Chat(Task):
 
 
 class JsonLines(Chat):
-    """Files with one conversation per line: {"messages": […]}, or only the message list."""
+    """Files with one conversation per line: {"messages": […]}, perhaps with "tools", or only the message list."""
+
+    def conversation(self, messages: list[Message], tools: list[Record] | None = None) -> Conversation:
+        conversation = super().conversation(messages)
+        return {**conversation, "tools": tools} if tools else conversation
 
     def open_rows(self) -> list[list[Any]]:
         path = Path(self.data.path)
@@ -44,7 +48,7 @@ class JsonLines(Chat):
             self.fetch_files()
         rows = []
         for file in self.files.values():
-            rows += read_jsonl(file, lambda value: [_checked(as_row(value))["messages"]])
+            rows += read_jsonl(file, lambda value: _cells(as_row(value)))
         return rows
 
 
@@ -94,6 +98,15 @@ def as_row(value: Record | list[Any]) -> Record:
     if not isinstance(row, dict) or "messages" not in row:
         raise UserError("no JSON object with `messages`")
     return row
+
+
+def _cells(row: Record) -> list[Any]:
+    """Return the arguments of `Chat.conversation` in a row of a file."""
+    conversation = _checked(row)
+    tools = conversation.get("tools")
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise UserError("the tools of a conversation are a list of objects")
+    return [conversation["messages"], tools]
 
 
 def _checked(row: Record | Conversation) -> Conversation:

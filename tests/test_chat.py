@@ -4,6 +4,7 @@ import copy
 import json
 import re
 from itertools import chain, groupby
+from typing import Any
 
 import pytest
 from conftest import each_row
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from made_chats import chat
 
 from nanochat.chat import Piece, Reply, check_conversation, fitted_prompt, parts, render_conversation, render_prompt
+from nanochat.errors import UserError
 from nanochat.tokenizer import Tokenizer
 
 CALCULATION = json.loads("""[{"type": "text", "text": "there are "}, {"type": "python", "text": "12+34"},
@@ -89,6 +91,16 @@ def test_a_prompt_that_is_too_long_loses_its_oldest_turns_and_then_the_beginning
 
 
 CONTENT = "its content is neither a string nor a list of parts with a `text` and a `type` in text"
+QUESTION, ANSWER = talk("a", "b")["messages"]
+CALLING = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
+RESULT = {"role": "tool", "content": "46"}
+
+
+def asked(*messages: dict[str, Any]) -> dict[str, Any]:
+    """Return a question, and what follows it, as a conversation."""
+    return {"messages": [QUESTION, *messages]}
+
+
 # conversation | words of the sentence
 MALFORMED = """
 [] | has a list `messages`
@@ -106,6 +118,12 @@ talk("a", [{"type": "text", "text": None}]) | message 2: CONTENT
 talk("a", [{"type": "image", "text": "b"}]) | message 2: CONTENT
 talk(CALCULATION) | message 1: CONTENT
 talk("a", system=CALCULATION) | message 1: CONTENT
+asked(ANSWER, RESULT) | message 3: its role is 'tool' where 'user' is due
+asked(CALLING, QUESTION) | message 3: its role is 'user' where 'tool' is due
+asked(CALLING, RESULT, QUESTION) | message 4: its role is 'user' where 'assistant' is due
+asked({**CALLING, "tool_calls": "b"}) | message 2: its tool_calls are no list of objects
+asked({**CALLING, "tool_calls": []}) | message 2: CONTENT
+asked(CALLING, {**RESULT, "content": None}) | message 3: CONTENT
 """
 
 
@@ -115,6 +133,18 @@ def test_malformed_conversations(expression, words, tokenizer) -> None:
     for check in (check_conversation, lambda conversation: render_conversation(conversation, tokenizer)):
         with pytest.raises(ValueError, match=re.escape(sentence)):
             check(conversation)
+
+
+def test_our_own_tokenizers_have_no_turns_of_tools(tokenizer) -> None:
+    conversation = asked(CALLING, RESULT, RESULT, ANSWER)
+    check_conversation(conversation)
+    for render in (render_conversation, render_prompt):
+        with pytest.raises(UserError, match="written by the chat template of a public model"):
+            render(conversation, tokenizer)
+    # Files often have the key in every message.
+    plain = talk("how many?", "46")
+    same = {"messages": [{**message, "tool_calls": None} for message in plain["messages"]]}
+    assert render_conversation(same, tokenizer) == render_conversation(plain, tokenizer)
 
 
 BEGINS = {

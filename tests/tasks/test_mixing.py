@@ -1,5 +1,6 @@
 """Mixtures: rows and epochs, samples, held-out rows, mistakes; chats, instructions and users' own files."""
 
+import json
 import re
 import shutil
 from collections import Counter
@@ -13,6 +14,7 @@ from conftest import each_row
 from made_chats import chat as made_chat
 
 from nanochat.chat import render_conversation
+from nanochat.errors import UserError
 from nanochat.paths import read_sha256, write_json, write_text
 from nanochat.tokenizer import Tokenizer
 from tasks import TASKS
@@ -148,6 +150,20 @@ def test_a_default_leaves_out_tasks_without_files(small_hub, tmp_path, monkeypat
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path))
     with pytest.raises(ValueError, match="no task of multi-turn,aqua is here: set NANOCHAT_HUB"):
         mix(TASKS, "", default="multi-turn,aqua")
+
+
+def test_a_file_may_have_tools_and_their_turns(tmp_path) -> None:
+    calling = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    result = {"role": "tool", "content": "46"}
+    messages = [{"role": "user", "content": "?"}, calling, result, {"role": "assistant", "content": "46"}]
+    rows = [{"messages": messages, "tools": [{"type": "function"}]}, {"messages": messages[:1] + messages[3:]}]
+    (tmp_path / "calls.jsonl").write_text("".join(json.dumps(row) + "\n" for row in 20 * rows))
+    found = list(mix(TASKS, f"json:{tmp_path}/calls.jsonl"))
+    assert all(row in rows for row in found)
+    assert all(row in found for row in rows)
+    (tmp_path / "calls.jsonl").write_text(json.dumps({"messages": messages, "tools": "f"}))
+    with pytest.raises(UserError, match=r"calls\.jsonl:1: the tools of a conversation are a list of objects"):
+        mix(TASKS, f"json:{tmp_path}/calls.jsonl")
 
 
 def test_the_first_of_several_tasks_that_has_files_is_read(small_hub, tmp_path, own_file, monkeypatch, capsys) -> None:

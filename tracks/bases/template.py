@@ -28,8 +28,8 @@ from nanochat.protocols import Conversation, Message
 if TYPE_CHECKING:
     from jinja2.parser import Parser
 
-# Marks around what is learned, and one that parts the name of a special token in a text: no text has them.
-BEGIN, END, PART = "\U000f51a1", "\U000f51a2", "\U000f51a3"
+# Marks around what is learned, and one that breaks the name of a special token in a text: no text has them.
+BEGIN, END, BREAK = "\U000f51a1", "\U000f51a2", "\U000f51a3"
 Span = tuple[int, int]  # first character, and the one behind the last
 
 
@@ -71,17 +71,22 @@ def _environment(day: datetime) -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 class JinjaTemplate:
     """A `nanochat.tokenizer.ChatTemplate`.
 
-    ends: tokens that end a turn. day: what a template that asks for the date is told, like 2026-11-27; always the same,
-    so that training can be repeated on another day.
+    turn_ends: tokens that end a turn. day: what a template that asks for the date is told, like 2026-11-27; always the
+    same, so that training can be repeated on another day.
     """
 
     def __init__(
-        self, source: str, variables: Mapping[str, str], backend: tokenizers.Tokenizer, ends: Sequence[int], day: str
+        self,
+        source: str,
+        variables: Mapping[str, str],
+        backend: tokenizers.Tokenizer,
+        turn_ends: Sequence[int],
+        day: str,
     ) -> None:
         self.source = source
         self.variables = dict(variables)
-        self.plain = backend  # reads every text as plain
-        self.ends = frozenset(ends)
+        self.reader = backend  # reads every text as plain
+        self.turn_ends = frozenset(turn_ends)
         try:
             self.template = _environment(datetime.fromisoformat(day or "2026-01-01")).from_string(source)
         # Nested too deep, or a constant too large, is an error of Python.
@@ -90,16 +95,16 @@ class JinjaTemplate:
         self.marks_itself = re.search(r"\{%-?\s*generation\b", source) is not None
 
     @cached_property
-    def parsing(self) -> tokenizers.Tokenizer:
+    def reader_of_names(self) -> tokenizers.Tokenizer:
         """The tokenizer that reads the names of special tokens as those."""
-        backend = tokenizers.Tokenizer.from_str(self.plain.to_str())
+        backend = tokenizers.Tokenizer.from_str(self.reader.to_str())
         backend.encode_special_tokens = False
         return backend
 
     @cached_property
-    def behind(self) -> tokenizers.Tokenizer:
+    def reader_inside(self) -> tokenizers.Tokenizer:
         """The tokenizer that reads a text behind a special token: some write a blank only where all of it begins."""
-        state = self.plain.to_str().replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
+        state = self.reader.to_str().replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
         backend = tokenizers.Tokenizer.from_str(state)
         backend.encode_special_tokens = True
         return backend
@@ -107,7 +112,7 @@ class JinjaTemplate:
     @cached_property
     def names(self) -> re.Pattern[str]:
         """Matches the names of special tokens."""
-        added = self.plain.get_added_tokens_decoder().values()
+        added = self.reader.get_added_tokens_decoder().values()
         names = sorted((token.content for token in added if token.special), key=len, reverse=True)
         return re.compile("|".join(map(re.escape, names)) or r"(?!)")
 
@@ -140,16 +145,16 @@ class JinjaTemplate:
 
     def render_prompt(self, conversation: Conversation) -> list[int]:
         """Return the ids up to the place where the assistant begins to write."""
-        text = self.text(self._parted(conversation["messages"]), self._tools(conversation), prompt=True)
+        text = self.text(self._prepared(conversation["messages"]), self._tools(conversation), prompt=True)
         return [id for id, _ in self._tokens(text)]
 
     def whole(self, messages: list[Message]) -> list[int]:
         """Return the ids of messages."""
-        return [id for id, _ in self._tokens(self.text(self._parted(messages)))]
+        return [id for id, _ in self._tokens(self.text(self._prepared(messages)))]
 
     def render(self, conversation: Conversation) -> tuple[list[int], list[int]]:
         """Return (ids, mask) for a conversation; the mask is 1 on tokens that the assistant writes, else 0."""
-        messages = self._parted(conversation["messages"])
+        messages = self._prepared(conversation["messages"])
         tools = self._tools(conversation)
         text = self.text(messages, tools)
         tokens = list(self._tokens(text))
@@ -184,6 +189,8 @@ class JinjaTemplate:
 
     def _around(self, text: str, messages: Sequence[dict[str, Any]], tools: Any, number: int) -> Span | None:
         """Return where a message's content stands, or what the template leaves of it; None if it changes all of it."""
+        if messages[number].get("tool_calls"):  # they are written beside the content
+            return None
         content = messages[number]["content"]
         for start, stop in (_whole(content), _words(content), _answer(content)):
             marked = list(messages)
@@ -203,7 +210,7 @@ class JinjaTemplate:
         for place, (id, (start, stop)) in enumerate(tokens):
             if stop <= span[0]:
                 continue
-            if id in self.ends and start >= span[0]:
+            if id in self.turn_ends and start >= span[0]:
                 for one in (*behind, place):
                     mask[one] = 1
                 return
@@ -214,17 +221,20 @@ class JinjaTemplate:
             else:
                 return
 
-    def _parted(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    def _prepared(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Return messages for the template: contents are text, with a mark in each name of a special token."""
         return [
-            {**self._without_names(message), "content": self._without_names(_spoken(message))} for message in messages
+            {**self._without_names(message), "content": self._without_names(_spoken(message))}
+            if message.get("content") is not None
+            else self._without_names(message)
+            for message in messages
         ]
 
     def _without_names(self, value: Any) -> Any:
         """Return a value of JSON with a mark in each name of a special token, so that none is read as one."""
         if isinstance(value, str):
-            text = value.translate(dict.fromkeys(map(ord, (BEGIN, END, PART))))  # marks are ours alone
-            return self.names.sub(lambda name: name[0][0] + PART + name[0][1:], text)
+            text = value.translate(dict.fromkeys(map(ord, (BEGIN, END, BREAK))))  # marks are ours alone
+            return self.names.sub(lambda name: name[0][0] + BREAK + name[0][1:], text)
         if isinstance(value, list):
             return [self._without_names(one) for one in value]
         if isinstance(value, dict):
@@ -240,20 +250,20 @@ class JinjaTemplate:
 
     def _tokens(self, text: str) -> Iterator[tuple[int, Span]]:
         """Yield the tokens of a rendered text, each with its characters; names with a mark in them are plain text."""
-        if PART not in text:
-            encoding = self.parsing.encode(text, add_special_tokens=False)
+        if BREAK not in text:
+            encoding = self.reader_of_names.encode(text, add_special_tokens=False)
             yield from zip(encoding.ids, encoding.offsets, strict=True)
             return
         place = 0
         for piece in re.split(f"({self.names.pattern})", text):
             if self.names.fullmatch(piece):
-                id = self.plain.token_to_id(piece)
+                id = self.reader.token_to_id(piece)
                 assert id is not None  # a name in its vocabulary
                 yield id, (place, place + len(piece))
             else:
-                reader = self.behind if place else self.plain
-                encoding = reader.encode(piece.replace(PART, ""), add_special_tokens=False)
-                places = [number for number, letter in enumerate(piece) if letter != PART]
+                reader = self.reader_inside if place else self.reader
+                encoding = reader.encode(piece.replace(BREAK, ""), add_special_tokens=False)
+                places = [number for number, letter in enumerate(piece) if letter != BREAK]
                 for id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
                     yield id, (place + places[start], place + places[max(start, stop - 1)] + 1)
             place += len(piece)

@@ -111,6 +111,8 @@ class Row:
             if not isinstance(value.get("original", ""), str):
                 raise UserError("the original is not text")
             conversation = check_conversation(value)
+            if any(message["role"] == "tool" for message in conversation["messages"]):
+                raise UserError("turns of tools are not curated")
             self.ids, self.mask = render_conversation(conversation, tokenizer)
             texts = [*map(text_of, conversation["messages"])]
             if conversation["messages"][-1]["role"] != "assistant" or not all(map(str.strip, texts)):

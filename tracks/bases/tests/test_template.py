@@ -8,8 +8,8 @@ import pytest
 import transformers
 
 from nanochat.chat import render_conversation, render_prompt
-from nanochat.errors import UserError
-from tracks.bases.template import BEGIN, END, PART, JinjaTemplate
+from nanochat.errors import TemplateError, UserError
+from tracks.bases.template import BEGIN, BREAK, END, JinjaTemplate
 from tracks.bases.tests.public_models import CHATML, TEXT, tokenizer_for
 from tracks.bases.tests.test_tokenizer import public
 
@@ -54,6 +54,17 @@ SPACED = (
     "{% for message in messages %}"
     "{% if message.role == 'user' %}{{ '<bos>[INST] ' + message.content | trim + ' [/INST]' }}"
     "{% elif message.role == 'assistant' %}{{ ' ' + message.content | trim + ' <|im_end|>' }}{% endif %}{% endfor %}"
+)
+# As Qwen2.5 writes: calls in tags behind the content, results of tools as turns of the user.
+CALLING = (
+    "{%- if tools %}{{ '<|im_start|>system\n' + (tools | tojson) + '<|im_end|>\n' }}{% endif %}"
+    "{%- for message in messages %}"
+    "{%- if message.role == 'tool' %}{{ '<|im_start|>user\n<tool_response>' + message.content + '</tool_response>' }}"
+    "{%- else %}{{ '<|im_start|>' + message.role + '\n' }}{{ message.content or '' }}"
+    "{%- for call in message.tool_calls or [] %}"
+    "{{ '<tool_call>' + call.function.name + (call.function.arguments | tojson) + '</tool_call>' }}{% endfor %}"
+    "{%- endif %}{{ '<|im_end|>\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 TEMPLATES = {"chatml": CHATML, "stripped": STRIPPED, "thinking": THINKING, "marked": MARKED, "tools": TOOLS}
 TEMPLATES |= {"keeping": KEEPING, "spaced": SPACED}
@@ -199,6 +210,47 @@ def test_nor_do_tools_and_other_keys() -> None:
     assert ours.decode(ids) == '[{"name": "<bos>", "more": ["<pad>", 1]}]a<|im_end|>bHi<|im_end|>'
 
 
+def with_calls(number: int) -> list[dict[str, Any]]:
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": number, "b": "<|im_end|>더"}}}
+    calling: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [call] * (1 + number % 2)}
+    if number % 3 == 0:
+        calling["content"] = "Let me see."
+    if number % 3 == 1:
+        del calling["content"]
+    results = [{"role": "tool", "name": "add", "content": f"{number}<|im_end|>"}] * (1 + number % 2)
+    rows = [{"role": "user", "content": "How much?"}, calling, *results, {"role": "assistant", "content": "46."}]
+    return rows * (1 + number % 2)
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma3"])
+def test_turns_of_tools(case: str) -> None:
+    """Ids are those of `transformers`; calls are learned, and results are not; neither ends a turn."""
+    ours, theirs = public(case, template=CALLING, ends=(2, 6, 0)), theirs_with(CALLING, case)
+    for number in range(12):
+        messages = with_calls(number)
+        conversation: Any = {"messages": messages, "tools": [TOOL]}
+        ids, mask = render_conversation(conversation, ours)
+        clean = json.loads(json.dumps(messages).replace("<|im_end|>", "<end>"))
+        plain, _ = render_conversation({"messages": clean, "tools": [TOOL]}, ours)
+        assert plain == theirs.apply_chat_template(clean, [TOOL])["input_ids"]
+        asked = render_prompt({"messages": clean[:-1], "tools": [TOOL]}, ours)
+        assert asked == theirs.apply_chat_template(clean[:-1], [TOOL], add_generation_prompt=True)["input_ids"]
+        special = set(ours.special_tokens.values())
+        assert [id for id in ids if id in special] == [id for id in plain if id in special]
+        learned = ours.decode([id for id, one in zip(ids, mask, strict=True) if one])
+        calls = f'<tool_call>add{{"a": {number}, "b": "<|im_end|>더"}}</tool_call>' * (1 + number % 2)
+        said = "Let me see." if number % 3 == 0 else ""
+        assert learned == f"{said}{calls}<|im_end|>46.<|im_end|>" * (1 + number % 2)
+
+
+def test_calls_that_a_template_writes_in_another_way_when_it_asks_are_not_guessed() -> None:
+    ours = public(
+        "llama", template=CALLING.replace("assistant\n' }}{% endif %}", "other\n' }}{% endif %}"), ends=(2, 6, 0)
+    )
+    with pytest.raises(TemplateError, match="which tokens the assistant writes"):
+        render_conversation({"messages": with_calls(0)}, ours)
+
+
 @pytest.mark.parametrize("tools", ["[]", {"name": "a"}, [1]])
 def test_tools_are_a_list_of_objects(tools: Any) -> None:
     with pytest.raises(UserError, match="the tools of a conversation are a list of objects"):
@@ -209,7 +261,7 @@ def test_marks_in_a_message_are_dropped() -> None:
     """They would say that the question is learned."""
     ours = public("llama")
     clean = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]
-    marked = [{**message, "content": BEGIN + END + message["content"] + PART + END} for message in clean]
+    marked = [{**message, "content": BEGIN + END + message["content"] + BREAK + END} for message in clean]
     assert render_conversation({"messages": marked}, ours) == render_conversation({"messages": clean}, ours)
 
 

@@ -113,6 +113,29 @@ def test_a_long_question_is_cut_at_its_beginning() -> None:
     text = ours.decode(ids)
     assert text.startswith("<|im_start|>user\n")
     assert text.endswith(" 198 199<|im_end|>\n<|im_start|>assistant\n")
+    # As evaluations pass it, with the right answer.
+    conversation["messages"].append({"role": "assistant", "content": "B"})
+    assert fitted_prompt(conversation, ours, 100, 20) == (ids, cut)
+
+
+def test_a_long_result_of_a_tool_stays_one() -> None:
+    template = CHATML.replace("message.content", "(message.content or '')")
+    ours = public("llama", template=template)
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}
+    result = {"role": "tool", "content": " ".join(map(str, range(200)))}
+    old = [
+        {"role": "user", "content": "old"},
+        call,
+        {"role": "tool", "content": "1"},
+        {"role": "assistant", "content": "2"},
+    ]
+    messages = [*old, {"role": "user", "content": "Who?"}, call, result]
+    ids, cut = fitted_prompt({"messages": messages}, ours, 130, 20)
+    assert cut
+    text = ours.decode(ids)
+    assert text.startswith("<|im_start|>user\nWho?<|im_end|>")  # the first question went with all that followed it
+    assert "<|im_start|>tool\n" in text
+    assert text.endswith(" 198 199<|im_end|>\n<|im_start|>assistant\n")
 
 
 @pytest.mark.parametrize("case", KINDS)

@@ -14,12 +14,16 @@ PARTS = [{"type": "python", "text": "1+1"}, {"type": "python_output", "text": "2
 SYSTEM = {"messages": [{"role": "system", "content": "Be brief."}, *chat("Why?", "Because it is.")["messages"]]}
 LONG_LINE = "This is a line of prose that goes on for a while, and then for a while more, until it "
 IMAGE_PART = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}
+CALL = {"role": "assistant", "content": "Let me see.", "tool_calls": [{"function": {"name": "f"}}]}
+TOOL_TURN = {
+    "messages": [*chat("Why?")["messages"], CALL, {"role": "tool", "content": "a"}, chat("", "b")["messages"][1]]
+}
 # filter -> rows to drop, rows to keep
 CASES = {
     "turns": (
         [chat("Hi"), chat("Hi", " "), chat("", "Hi"), chat("Hi", "Ho", "Hi"), {"messages": None}, {"messages": ["Hi"]},
          chat("Hi", "\ud800"), {"messages": chat("Hi", "Ho")["messages"][::-1]}, {"messages": [], "fault": "bad cell"},
-         IMAGE_PART, chat("Hi", "Ho", original=5)],
+         IMAGE_PART, chat("Hi", "Ho", original=5), TOOL_TURN],
         [chat("Hi", "Ho"), SYSTEM, chat("1+1?", PARTS), chat("Hi", "Ho", fault="mine")],
     ),
     "short": ([chat("a", "b")], [chat("Where is it now?", "Here.")]),

@@ -13,7 +13,7 @@ from tracks.lab.kinds import check_disk, flag_mistakes
 from tracks.lab.sweep import add_look, chains_of, disk_needed, expectations, looks, mistakes, read_spec, run_steps
 from tracks.lab.tests.made_labs import make_lab, read_lab
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "remix.toml"
+EXAMPLE = Path(__file__).resolve().parents[1] / "specs/remix.toml"
 
 
 @pytest.fixture

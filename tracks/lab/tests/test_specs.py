@@ -1,0 +1,44 @@
+"""The specs of the track: every mixture can be read, and every benchmark has a verdict."""
+
+import pytest
+from conftest import ROOT
+
+from tasks import JUDGED, TASKS
+from tasks.mixing import parse_mixture
+from tracks.lab.kinds import flag_mistakes, has
+from tracks.lab.sweep import mistakes, read_spec
+
+SPECS = sorted((ROOT / "tracks/lab/specs").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_a_spec_can_be_read(path) -> None:
+    for track in ("benchmarks.sets", "chatdata.augmented"):
+        pytest.importorskip(f"tracks.{track}")
+    spec = read_spec(path)
+    for words in spec.mixes.values():
+        members = parse_mixture(words, TASKS)
+        assert all(has(members, least) for least in spec.minimal)
+    assert set(spec.tasks) <= set(JUDGED)
+    assert flag_mistakes(spec) == []
+    # Only the bases are not here.
+    assert [line for line in mistakes(spec) if "has no checkpoint" not in line] == []
+
+
+def test_the_study_of_options_has_its_arms() -> None:
+    spec = read_spec(ROOT / "tracks/lab/specs/remix.toml")
+    found = [name for words in spec.mixes.values() for one in parse_mixture(words, TASKS) for name in one.sources]
+    assert {"KMMLU", "KMMLU~styles", "KMMLU~options:10"} <= set(found)
+
+
+def test_the_study_of_two_bases_mixes_korean_and_english_by_tokens() -> None:
+    spec = read_spec(ROOT / "tracks/lab/specs/two_bases.toml")
+    assert len(spec.bases) == 2
+    shares = {}
+    for mix in ("korean", "half", "quarter"):
+        members = {name: one.share for one in parse_mixture(spec.mixes[mix], TASKS) for name in one.sources}
+        shares[mix] = members["KoAlpaca-v1"], members.get("Alpaca-Part", 0)
+    korean, half, quarter = (one[0] / sum(one) for one in shares.values())
+    assert korean == 1
+    assert half == pytest.approx(1 / 2, abs=0.01)
+    assert quarter == pytest.approx(1 / 5, abs=0.01)
