@@ -3,7 +3,7 @@
 python -m tracks.bases.bring --from=SmolLM2-135M-Instruct --tag=smol
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Literal
 
 from nanochat.config import Count, option, options, run_script
@@ -42,6 +42,7 @@ class Config(TagSettings):
     tag = option("", "tag of the new run")
     context: Count = option(0, "tokens of the longest text (0: all that the model was made for)")
     template: str = option("", "chat template: chatml, gemma, llama3, or a file (default: the model's own)")
+    template_values: str = option("", 'values that it is given, as JSON: {"enable_thinking": false}')
 
 
 def main(config: Config) -> None:
@@ -49,6 +50,7 @@ def main(config: Config) -> None:
     from nanochat.train import State
     from tracks.bases.families import FAMILIES
     from tracks.bases.sources import Weights, open_source
+    from tracks.bases.templates import with_values
     from tracks.bases.tokenizer import PublicTokenizer
     from tracks.export.from_hf import save_imported
 
@@ -57,7 +59,10 @@ def main(config: Config) -> None:
     outcome = Outcome.begin("bases", config.tag, config)
     # Everything but values is checked before anything is written, and they are read before the run is there.
     source = open_source(config.from_, config.context, config.template)
-    tokenizer = PublicTokenizer(source.definition)
+    definition = source.definition
+    if config.template_values:
+        definition = replace(definition, template=with_values(definition.template, config.template_values))
+    tokenizer = PublicTokenizer(definition)
     outcome.artifacts = source.hashes()
     stage = MODELS[config.source or ("sft" if source.has_template else "base")]
     shape = source.config

@@ -3,9 +3,12 @@
 Each uses special tokens of a family's vocabulary, in the order in which the family's own chat models write them.
 """
 
+import json
 from collections.abc import Collection
+from typing import Any
 
 from nanochat.chat import messages
+from nanochat.errors import UserError
 from tracks.bases.template import JinjaTemplate
 from tracks.bases.tokenizer import Definition, PublicTokenizer
 
@@ -46,6 +49,29 @@ MARKS = {"chatml": "<|im_end|>", "gemma": "<end_of_turn>", "llama3": "<|eot_id|>
 def usual_template(special_tokens: Collection[str]) -> str:
     """Return the template for a vocabulary with these special tokens; empty if it has those of none."""
     return next((TEMPLATES[name] for name, mark in MARKS.items() if mark in special_tokens), "")
+
+
+def with_values(template: str, values: str) -> str:
+    """Return a template that sets variables first. values: a JSON object, such as {"enable_thinking": false}."""
+    try:
+        found = json.loads(values)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(name.isidentifier() for name in found):
+        raise UserError(f"--template-values={values} is no JSON object whose keys are names")
+    if not template:
+        raise UserError("--template-values needs a chat template, and this model has none: name one with --template")
+    # With "+" the line break behind it stays.
+    return "".join(f"{{% set {name} = {_literal(value)} +%}}" for name, value in found.items()) + template
+
+
+def _literal(value: Any) -> str:
+    """Return a value of JSON as Jinja writes it."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)}: {_literal(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    return "none" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def turn_end(definition: Definition) -> list[int]:

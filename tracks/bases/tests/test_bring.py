@@ -3,6 +3,7 @@
 import hashlib
 from pathlib import Path
 
+import bundles
 import pytest
 import torch
 from chat_files import write_lines
@@ -42,6 +43,10 @@ class Home:
     def losses(self, tag: str) -> list[float]:
         records = read_metrics(self.base / "chat_sft" / tag / "metrics.jsonl")
         return [record["train/loss"] for record in records if "train/loss" in record]
+
+    def weights_of(self, tag: str) -> dict[str, torch.Tensor]:
+        [step] = saved_steps(self.base / "chat_sft" / tag)
+        return load_file(self.base / "chat_sft" / tag / f"step_{step:06d}" / "model.safetensors")
 
     def weights(self, stage: str, tag: str, step: int) -> str:
         """A hash of the weights and the optimizer's state."""
@@ -140,6 +145,44 @@ def test_reinforcement(home: Home, case: str) -> None:
     flags += ("--examples-per-step=2", "--num-samples=4", "--max-new-tokens=12", "--eval-every=-1", "--save-every=-1")
     home.run("scripts.chat_rl", *flags, "--no-compile", "--device-batch-size=4", "--max-seq-len=256").done()
     assert saved_steps(home.base / "chat_rl" / f"{case}-rl") == [2]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_core(home: Home, case: str) -> None:
+    """Its decisions are those of the slow path: packing and shared prefixes change nothing."""
+    bundles.write_bundle(home.folder / "hub", bundles.HARD)
+    home.bring(case, f"--tag={case}-core", "--source=base").done()
+    said = home.run("scripts.base_eval", f"--tag={case}-core", "--dtype=fp32").done()
+    assert "core: hard_choices, 2-shot, 8 items" in said
+    assert read_json(home.base / "base_eval" / f"{case}-core" / "outcome.json")["metrics"]["CORE metric"]
+
+
+def test_preferences(home: Home) -> None:
+    rows = ({"prompt": f"Letter {n}?", "chosen": "fox " * (n % 3 + 1), "rejected": f"quick {n}"} for n in range(16))
+    pairs = write_lines(home.folder / "pairs.jsonl", *rows)
+    flags = ("--source=sft", "--model-tag=qwen3", "--tag=dpo", f"--pairs={pairs.removeprefix('json:')}", "--beta=0.5")
+    flags += ("--num-iterations=4", "--examples-per-step=4", "--init-lr-frac=2", "--held-out=0.25", "--eval-every=4")
+    home.run(
+        "tracks.preferences.train", *flags, "--device-batch-size=4", "--no-compile", "--eval-metrics-every=-1"
+    ).done()
+    metrics = read_json(home.base / "chat_dpo" / "dpo" / "outcome.json")["metrics"]
+    assert metrics["Loss after"]["value"] < metrics["Loss before"]["value"]
+
+
+def test_a_merge_goes_out_as_a_model_of_its_architecture(home: Home) -> None:
+    mixture = f"--mixture=json:{home.folder / 'chats.jsonl'}"
+    for seed in (1, 2):
+        flags = (f"--tag=part-{seed}", mixture, f"--seed={seed}", "--num-iterations=2", "--no-warm-start")
+        home.tune("scripts.chat_sft", "--source=sft", "--model-tag=gemma3", *flags)
+    home.run("tracks.lab.merge", "--tag=both", "--models=part-1,part-2", "--method=linear").done()
+    out = home.folder / "merged"
+    said = home.run("tracks.export.export", "--source=sft", "--tag=both", f"--out={out}").done()
+    assert "logits: the largest difference in fp32 is" in said
+    assert read_json(out / "config.json")["architectures"] == ["Gemma3ForCausalLM"]
+    home.bring("merged", "--tag=again").done()
+    again, both = (home.weights_of(tag) for tag in ("again", "both"))
+    assert again.keys() == both.keys()
+    assert all(torch.equal(again[name], both[name].float()) for name in both)
 
 
 @pytest.mark.parametrize(

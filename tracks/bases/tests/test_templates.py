@@ -1,9 +1,13 @@
 """The templates for models without one."""
 
+import json
+from typing import Any
+
 import pytest
 
 from nanochat.chat import render_conversation, render_prompt
-from tracks.bases.templates import MARKS, TEMPLATES, usual_template
+from nanochat.errors import UserError
+from tracks.bases.templates import MARKS, TEMPLATES, usual_template, with_values
 from tracks.bases.tests.test_template import conversations, theirs_with
 from tracks.bases.tests.test_tokenizer import public
 
@@ -31,6 +35,21 @@ def test_templates(name: str) -> None:
     theirs = theirs_with(TEMPLATES[name])
     for messages in conversations(50):
         assert render_conversation({"messages": messages}, ours)[0] == theirs.apply_chat_template(messages)["input_ids"]
+
+
+def test_values_are_set_first() -> None:
+    """As if they were arguments of `transformers`."""
+    turns = "{% for message in messages %}{{ b }}{{ message.content }}{% endfor %}<|im_end|>"
+    body = "\n{{ a | tojson }}{{ enable_thinking }}" + turns
+    values: Any = {"a": {"k": [1, None, "<é\n\"'"]}, "b": 'x"\\y', "enable_thinking": False, "c": None}
+    ours = public("llama", template=with_values(body, json.dumps(values)), ends=(2, 6))
+    ids, _ = render_conversation({"messages": MESSAGES}, ours)
+    assert ours.decode(ids) == theirs_with(body).apply_chat_template(MESSAGES, tokenize=False, **values)
+    for wrong in ("x", "[1]", '{"a b": 1}', '{"a": 1'):
+        with pytest.raises(UserError, match="is no JSON object whose keys are names"):
+            with_values(body, wrong)
+    with pytest.raises(UserError, match="this model has none"):
+        with_values("", "{}")
 
 
 def test_the_usual_one_follows_from_the_vocabulary() -> None:
