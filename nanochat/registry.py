@@ -150,9 +150,9 @@ TOKENIZERS: "Door[Callable[[Record], Tokenizer]]" = Door(
 
 # ---- exports: tracks/export/export.py ----
 
-# By kind of model: a function that fills a new folder for `transformers` from model, tokenizer and manifest, and
-# returns sentences on comparisons. tracks/export itself writes the kinds that are not here.
-EXPORTERS: "Door[Callable[[GPT, Tokenizer, Record, Path], list[str]]]" = Door(
+# By kind of model, and by --format: a function that fills a new folder from model, tokenizer and manifest, and returns
+# sentences on comparisons. tracks/export itself writes the kinds that are not here.
+EXPORTERS: "Door[Mapping[str, Callable[[GPT, Tokenizer, Record, Path], list[str]]]]" = Door(
     "kind of model", "EXPORTERS", {"public": "tracks.bases.export"}
 )
 

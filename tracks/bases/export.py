@@ -44,7 +44,7 @@ def write_folder(model: GPT, tokenizer: Tokenizer, manifest: Record, folder: Pat
     settings |= {"max_position_embeddings": config.max_seq_len, "vocab_size": config.vocab_size}
     settings["tie_word_embeddings"] = config.tie_embeddings
     write_json(folder / "config.json", settings)
-    write_tokenizer(tokenizer, folder, config.max_seq_len)
+    _write_tokenizer_files(tokenizer, folder, config.max_seq_len)
     ends = public["generation"].get("eos_token_id", public["config"].get("eos_token_id"))
     ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
     ends = list(dict.fromkeys([tokenizer.turn_end, *ends]))
@@ -55,7 +55,14 @@ def write_folder(model: GPT, tokenizer: Tokenizer, manifest: Record, folder: Pat
     return checks
 
 
-def write_tokenizer(tokenizer: PublicTokenizer, folder: Path, context: int) -> None:
+def write_tokenizer(model: GPT, tokenizer: Tokenizer, manifest: Record, folder: Path) -> list[str]:
+    """Write the tokenizer alone; return a sentence on its comparison."""
+    assert isinstance(tokenizer, PublicTokenizer)
+    _write_tokenizer_files(tokenizer, folder, model.config.max_seq_len)
+    return [_compare_tokenizers(tokenizer, folder)]
+
+
+def _write_tokenizer_files(tokenizer: PublicTokenizer, folder: Path, context: int) -> None:
     """Write the tokenizer.json as it came, and what `transformers` wants to know beside it."""
     definition = tokenizer.definition
     write_text(folder / "tokenizer.json", definition.tokenizer)
@@ -140,4 +147,4 @@ Files that it came in, with their SHA-256:
 Compared with the model in nanochat:
 
 {checks}"""
-EXPORTERS = {"public": write_folder}
+EXPORTERS = {"public": {"hf": write_folder, "tokenizer": write_tokenizer}}

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from tracks.export import tokenizers as tokenizer_files
-from tracks.export.hf import QWEN3, Exported, architecture_of, compare_models, hf_settings, hf_weights, transformers
+from tracks.export.hf import (
+    QWEN3,
+    Exported,
+    architecture_of,
+    compare_models,
+    has_own_writers,
+    hf_settings,
+    hf_weights,
+    transformers,
+    write_as_its_own,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,6 +44,8 @@ KEYS = {
 
 def write_gguf(exported: Exported, folder: Path) -> list[str]:
     """Write model.gguf with the keys and types that llama.cpp expects; return sentences on each comparison."""
+    if has_own_writers(exported):
+        return write_as_its_own(exported, folder, "gguf")
     import gguf
 
     # Without short windows.

@@ -54,6 +54,20 @@ def export(write: Callable[[Exported, Path], Iterable[str]], exported: Exported,
             print0(sentence)
 
 
+def has_own_writers(exported: Exported) -> bool:
+    """Return True if a track writes models of this kind."""
+    return exported.model.config.kind in registry.EXPORTERS.modules
+
+
+def write_as_its_own(exported: Exported, folder: Path, form: str) -> list[str]:
+    """Write a model as the track of its kind does. form: a word of --format."""
+    kind = exported.model.config.kind
+    writers = registry.load(registry.EXPORTERS, kind)
+    if form not in writers:
+        raise UserError(f"--format={form}: models of the kind {kind} go out as {', '.join(writers)}")
+    return writers[form](exported.model, exported.tokenizer, exported.manifest, folder)
+
+
 # ---- architectures ----
 
 # Sizes that every architecture has under another name, and details of new weights, of smear and of supervision: without
@@ -253,9 +267,8 @@ def swap_halves(weight: Tensor, head_dim: int) -> Tensor:
 def write_folder(exported: Exported, folder: Path) -> list[str]:
     """Write config, weights, tokenizer and model card; return sentences on each comparison."""
     model = exported.model
-    if model.config.kind in registry.EXPORTERS.modules:
-        write = registry.load(registry.EXPORTERS, model.config.kind)
-        return write(model, exported.tokenizer, exported.manifest, folder)
+    if has_own_writers(exported):
+        return write_as_its_own(exported, folder, "hf")
     architecture = architecture_of(model.config)
     print0(f"export: as {architecture.name}")
     write_model(exported, architecture, folder)
@@ -320,6 +333,8 @@ def own_settings(exported: Exported) -> Record:
 
 def write_tokenizer(exported: Exported, folder: Path) -> list[str]:
     """Write the tokenizer alone, which fits any model; lm-evaluation-harness reads it beside our server."""
+    if has_own_writers(exported):
+        return write_as_its_own(exported, folder, "tokenizer")
     tokenizer_files.write_hf(exported.tokenizer, folder, exported.model.config.max_seq_len)
     # backend_tokenizer: the fast one in Rust, which encodes a batch in threads.
     loaded = transformers().AutoTokenizer.from_pretrained(folder, trust_remote_code=True).backend_tokenizer

@@ -11,6 +11,7 @@ from fake_hub import write_hub
 from forks import Forked, run_module
 from made_chats import chat
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from nanochat.log import read_metrics
 from nanochat.paths import newest_manifest, read_json, saved_steps
@@ -167,6 +168,21 @@ def test_preferences(home: Home) -> None:
     ).done()
     metrics = read_json(home.base / "chat_dpo" / "dpo" / "outcome.json")["metrics"]
     assert metrics["Loss after"]["value"] < metrics["Loss before"]["value"]
+
+
+def test_formats_of_export(home: Home) -> None:
+    out = home.folder / "exported"
+    asked = ("tracks.export.export", "--source=sft", "--tag=qwen3", f"--out={out}")
+    assert (
+        home.run(*asked, "--format=gguf").refused()
+        == "--format=gguf: models of the kind public go out as hf, tokenizer"
+    )
+    assert not out.exists()
+    assert "transformers gives the same ids" in home.run(*asked, "--format=tokenizer").done()
+    assert {path.name for path in out.iterdir()} == {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+    first, second = (AutoTokenizer.from_pretrained(place) for place in (home.folder / "qwen3", out))
+    asked_twice = [[{"role": "user", "content": "Who? 여우"}]] * 2
+    assert first.apply_chat_template(asked_twice) == second.apply_chat_template(asked_twice)
 
 
 def test_a_merge_goes_out_as_a_model_of_its_architecture(home: Home) -> None:
