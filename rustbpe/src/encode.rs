@@ -10,7 +10,7 @@ use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 /// Words handled at once: keys first, so that their slots are on the way when they are read.
 const WORDS: usize = 256;
@@ -18,8 +18,11 @@ const WORDS: usize = 256;
 const LONGEST_REMEMBERED: usize = 256;
 /// Bytes a thread may remember; beyond that it starts afresh.
 const MAX_REMEMBERED: usize = 128 << 20;
-/// The same for single texts, or the bytes of the text if it is longer: a server encodes short ones for months.
-const REMEMBERED_OF_SHORT: usize = 8 << 20;
+/// Bytes of words, or of the text if it is longer, beyond which a thread that encodes single texts forgets all words. It
+/// keeps the memory: a server that encodes short texts for months would grow if it were taken and given back.
+const REMEMBERED_OF_SINGLE: usize = 4 << 20;
+/// Bytes of memory, or of the text, beyond which it is given back.
+const KEPT_OF_SINGLE: usize = 16 << 20;
 /// Bytes of text handed to a thread at a time.
 const CHUNK: usize = 1 << 20;
 
@@ -98,8 +101,24 @@ impl Cache {
     }
 
     fn bytes(&self) -> usize {
-        self.words.bytes() + size_of::<u32>() * self.spill.len()
+        self.words.bytes() + size_of::<u32>() * self.spill.capacity()
     }
+
+    fn bytes_of_words(&self) -> usize {
+        self.words.bytes_of_words() + size_of::<u32>() * self.spill.len()
+    }
+
+    /// Forgets all words, and keeps the memory.
+    fn clear(&mut self) {
+        self.words.clear();
+        self.spill.clear();
+    }
+}
+
+/// Cores that the process may use.
+fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, |number| number.get()))
 }
 
 pub struct Encoder {
@@ -198,8 +217,13 @@ impl Encoder {
         let mut cache = kept.unwrap_or_else(|| Cache::for_text(text.len()));
         let mut ids = Vec::new();
         let outcome = self.encode_into(text, &mut ids, &mut cache);
-        if cache.bytes() <= REMEMBERED_OF_SHORT.max(text.len()) {
-            caches().push(cache);
+        if cache.bytes_of_words() > REMEMBERED_OF_SINGLE.max(text.len()) {
+            cache.clear();
+        }
+        let mut kept = caches();
+        // More threads than cores would fill theirs seldom, and for hours.
+        if kept.len() < cores() && cache.bytes() <= KEPT_OF_SINGLE.max(text.len()) {
+            kept.push(cache);
         }
         outcome.map(|()| ids)
     }
@@ -318,15 +342,29 @@ mod tests {
     fn single_texts_with_ever_new_words_take_little_memory() {
         let mut random = Random(7);
         let encoder = Encoder::new(Vocabulary::from_merges(&[]).unwrap(), splitter());
-        let mut largest = 0;
+        let mut sizes: Vec<usize> = Vec::new();
         for number in 0..3000 {
             let text: String = (0..200).map(|word| format!(" {}{}", random.text(6), number * 200 + word)).collect();
             let ids: Vec<u32> = encoder.encode(&text).unwrap();
             assert_eq!(ids.len(), text.len());
             let caches = encoder.caches_of_single.lock().unwrap();
-            largest = largest.max(caches.iter().map(Cache::bytes).sum());
+            let words: usize = caches.iter().map(Cache::bytes_of_words).sum();
+            assert!(words <= REMEMBERED_OF_SINGLE, "{words}");
+            sizes.push(caches.iter().map(Cache::bytes).sum());
         }
-        assert!(1 << 20 < largest && largest <= REMEMBERED_OF_SHORT, "{largest}");
+        // What was taken stays, and no more is.
+        assert!(sizes.windows(2).all(|pair| pair[0] <= pair[1]), "{sizes:?}");
+        assert!(
+            sizes[1500] == sizes[2999] && sizes[2999] <= 4 * REMEMBERED_OF_SINGLE,
+            "{} {}",
+            sizes[1500],
+            sizes[2999]
+        );
+        // One long text takes more, and gives it back.
+        let text: String = (0..400_000).map(|number| format!(" {number}x{number}")).collect();
+        let _: Vec<u32> = encoder.encode(&text).unwrap();
+        let after: usize = encoder.caches_of_single.lock().unwrap().iter().map(Cache::bytes).sum();
+        assert!(after <= KEPT_OF_SINGLE.max(text.len()), "{after}");
     }
 
     #[test]

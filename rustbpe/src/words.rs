@@ -200,6 +200,11 @@ impl<V: Value> Table<V> {
         }
     }
 
+    fn clear(&mut self) {
+        self.slots.slice_mut().fill(Slot { key: 0, value: V::default() });
+        self.used = 0;
+    }
+
     #[cold]
     #[inline(never)]
     fn grow(&mut self, hash_of: impl Fn(u128) -> u64) {
@@ -243,7 +248,19 @@ impl<V: Value> WordMap<V> {
 
     /// Bytes of memory in use.
     pub fn bytes(&self) -> usize {
-        (self.short.slots.len + self.long.slots.len) * size_of::<Slot<V>>() + self.arena.len()
+        (self.short.slots.len + self.long.slots.len) * size_of::<Slot<V>>() + self.arena.capacity()
+    }
+
+    /// Bytes of the words alone, without free room.
+    pub fn bytes_of_words(&self) -> usize {
+        self.len() * size_of::<Slot<V>>() + self.arena.len()
+    }
+
+    /// Forgets all words, and keeps the memory.
+    pub fn clear(&mut self) {
+        self.short.clear();
+        self.long.clear();
+        self.arena.clear();
     }
 
     /// The keys, with their hashes, of the words of a text from `start` on that end at `ends`; 0 for a long word.
