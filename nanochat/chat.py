@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import chain, cycle, groupby
 from typing import Any
 
-from nanochat.errors import UserError
+from nanochat.errors import TemplateError, UserError
 from nanochat.log import Record
 from nanochat.protocols import Conversation, Message, Part
 from nanochat.settings import CHAT_TEMPERATURE
@@ -77,13 +77,18 @@ def check_conversation(conversation: Any) -> Conversation:
     return conversation
 
 
+def has_tool_turns(conversation: Conversation) -> bool:
+    """Return True if tools are called in a conversation, or answer."""
+    return any(message.get("tool_calls") or message["role"] == "tool" for message in conversation["messages"])
+
+
 def render_conversation(conversation: Conversation, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """Return (ids, mask) for a conversation; the mask is 1 on tokens the assistant writes, else 0."""
     check_conversation(conversation)
     if tokenizer.template:
         return tokenizer.template.render(conversation)
-    if any(message.get("tool_calls") or message["role"] == "tool" for message in conversation["messages"]):
-        raise UserError("it has turns of tools, which are written by the chat template of a public model alone")
+    if has_tool_turns(conversation):
+        raise TemplateError("the conversation has turns of tools, which only chat templates of public models write")
     special = tokenizer.special_tokens
     ids: list[int] = []
     mask: list[int] = []

@@ -10,4 +10,4 @@ class UserError(ValueError):
 
 
 class TemplateError(UserError):
-    """A public model's chat template refuses a conversation, or fails for it."""
+    """A chat template refuses a conversation, or fails for it; or none can write it."""

@@ -6,7 +6,7 @@ what is missing, and what is assumed instead.
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TypeVar
@@ -15,7 +15,7 @@ from nanochat.chat import render_conversation
 from nanochat.checkpoint import Checkpoint
 from nanochat.cost import Work, device_of, print_estimate
 from nanochat.data.hub import HubError
-from nanochat.errors import UserError
+from nanochat.errors import TemplateError, UserError
 from nanochat.log import print0
 from nanochat.models import config_of, described, new_model, tokenizer_of
 from nanochat.param_groups import group_rates, parameter_counts, state_bytes
@@ -154,7 +154,12 @@ def _count(parent: Checkpoint, open_rows: OpenRows, length: int) -> _Rows:
         rows = open_rows(parent.manifest["tokenizer"]["tag"])
     except HubError as error:
         return _Rows(None, 0.0, str(error))
-    sample = [len(render_conversation(rows[number], tokenizer)[0]) for number in range(min(SAMPLED, len(rows)))]
+    sample = []
+    for number in range(min(SAMPLED, len(rows))):
+        with suppress(TemplateError):  # the loader leaves it out
+            sample.append(len(render_conversation(rows[number], tokenizer)[0]))
+    if not sample:
+        return _Rows(None, 0.0, "the chat template refuses the conversations")
     # A longer conversation is shortened, or left out.
     return _Rows(len(rows), fmean(min(count, length) for count in sample), "")
 

@@ -61,14 +61,17 @@ class Watch:
         It ends without `destroy_process_group`, which waits under NCCL for ranks that wait for this one.
         """
         text, code = last_words(error)
-        if text:
-            with self._speaking:
+        # A broken connection is often the work of a rank that has died; the heartbeat tells which.
+        is_connection = isinstance(error, RuntimeError) and re.search("gloo|NCCL", str(error)) is not None
+        with self._speaking:
+            if not is_connection:
+                self._failing.set()
+            if text:
                 print_line(text.rstrip("\n"), file=sys.stderr)
                 _tell_torchrun(text.rstrip("\n"))
         reason = text.strip().rpartition("\n")[2].removeprefix("error: ") or f"exit code {code}"
         try:
-            # A broken connection is often the work of a rank that has died; the heartbeat tells which.
-            if isinstance(error, RuntimeError) and re.search("gloo|NCCL", str(error)):
+            if is_connection:
                 self._post("broken", f"1 rank {self._rank} has failed: {reason}")
                 self._thread.join(BEAT_SECONDS * (SUSPECT_BEATS + LEAVING_BEATS))
             self._failing.set()
@@ -118,6 +121,8 @@ class Watch:
         if self._ended.wait(BEAT_SECONDS) or self._failing.is_set():
             return
         with self._speaking:
+            if self._failing.is_set():  # meanwhile
+                return
             print_line(f"error: {sentence}", file=sys.stderr)
             _tell_torchrun(f"error: {sentence}")
             with suppress(RuntimeError):

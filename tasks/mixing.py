@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanochat.chat import render_conversation
 from nanochat.data.hub import HubError
-from nanochat.errors import UserError
+from nanochat.errors import TemplateError, UserError
 from nanochat.log import print0
 from nanochat.paths import stage_dir
 from nanochat.protocols import Conversation
@@ -217,6 +217,14 @@ def _open_split(data: DataSet, split: str, tokenizer: str) -> "tuple[Task, np.nd
     return task, rows[:first_held_out] if split == "train" else rows[first_held_out:]
 
 
+def _count_learned(conversation: Conversation, tokenizer: "Tokenizer") -> int:
+    """Return the tokens that the assistant writes; none where the template refuses, which the loader leaves out."""
+    try:
+        return sum(render_conversation(conversation, tokenizer)[1])
+    except TemplateError:
+        return 0
+
+
 def _cut_to_shares(parts: Parts, shares: dict[str, float], tokenizer: str) -> None:
     """Leave each task the first rows, as many as the share of the supervised tokens needs; one task keeps all."""
     import numpy as np
@@ -225,7 +233,7 @@ def _cut_to_shares(parts: Parts, shares: dict[str, float], tokenizer: str) -> No
     reached = {}  # name -> supervised tokens in the first row, the first two rows, and so on
     for name, (task, rows) in parts.items():
         once, places = np.unique(rows, return_inverse=True)  # a row of several epochs is counted once
-        counts = np.array([sum(render_conversation(task[number], encoder)[1]) for number in once.tolist()])
+        counts = np.array([_count_learned(task[number], encoder) for number in once.tolist()])
         reached[name] = counts[places].cumsum()
     # Tokens for one percent, as the task with too little for more allows.
     percent = min(reached[name][-1] / share for name, share in shares.items())

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from made_chats import chat
 
 from nanochat.chat import Piece, Reply, check_conversation, fitted_prompt, parts, render_conversation, render_prompt
-from nanochat.errors import UserError
+from nanochat.errors import TemplateError
 from nanochat.tokenizer import Tokenizer
 
 CALCULATION = json.loads("""[{"type": "text", "text": "there are "}, {"type": "python", "text": "12+34"},
@@ -139,7 +139,7 @@ def test_our_own_tokenizers_have_no_turns_of_tools(tokenizer) -> None:
     conversation = asked(CALLING, RESULT, RESULT, ANSWER)
     check_conversation(conversation)
     for render in (render_conversation, render_prompt):
-        with pytest.raises(UserError, match="written by the chat template of a public model"):
+        with pytest.raises(TemplateError, match="only chat templates of public models write"):
             render(conversation, tokenizer)
     # Files often have the key in every message.
     plain = talk("how many?", "46")

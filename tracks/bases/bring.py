@@ -3,7 +3,7 @@
 python -m tracks.bases.bring --from=SmolLM2-135M-Instruct --tag=smol
 """
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Literal
 
 from nanochat.config import Count, option, options, run_script
@@ -49,8 +49,7 @@ def main(config: Config) -> None:
     from nanochat.models import new_model, record_of
     from nanochat.train import State
     from tracks.bases.families import FAMILIES
-    from tracks.bases.sources import Weights, open_source
-    from tracks.bases.templates import with_values
+    from tracks.bases.sources import Wanted, Weights, open_source
     from tracks.bases.tokenizer import PublicTokenizer
     from tracks.export.from_hf import save_imported
 
@@ -58,11 +57,8 @@ def main(config: Config) -> None:
         raise UserError("--from is missing: name a folder, a GGUF file, or hub:OWNER/NAME")
     outcome = Outcome.begin("bases", config.tag, config)
     # Everything but values is checked before anything is written, and they are read before the run is there.
-    source = open_source(config.from_, config.context, config.template)
-    definition = source.definition
-    if config.template_values:
-        definition = replace(definition, template=with_values(definition.template, config.template_values))
-    tokenizer = PublicTokenizer(definition)
+    source = open_source(config.from_, config.context, Wanted(config.template, config.template_values))
+    tokenizer = PublicTokenizer(source.definition)
     outcome.artifacts = source.hashes()
     stage = MODELS[config.source or ("sft" if source.has_template else "base")]
     shape = source.config

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ from nanochat.quantized import Tensors
 from tracks.bases.families import COMPUTED, FAMILIES, family_of, names_of, read_config
 from tracks.bases.gguf_file import GGUFFile
 from tracks.bases.model import PublicConfig
-from tracks.bases.templates import TEMPLATES, turn_end, usual_template
+from tracks.bases.templates import TEMPLATES, turn_end, usual_template, with_values
 from tracks.bases.tokenizer import Definition, PublicCore, PublicTokenizer
 
 Read = TypeVar("Read")
@@ -60,17 +60,24 @@ class Source:
         return {path.name: read_sha256(path) for path in self.files}
 
 
-def open_source(place: str, context: int = 0, template: str = "") -> Source:
+class Wanted(NamedTuple):
+    """The chat template that a user asks for."""
+
+    template: str = ""  # in place of the model's own: a name in TEMPLATES, or a file
+    values: str = ""  # that it is given, a JSON object
+
+
+def open_source(place: str, context: int = 0, wanted: Wanted | None = None) -> Source:
     """Return the model at a place: a folder, a GGUF file, or hub:OWNER/NAME, which may name a @REVISION.
 
-    context: tokens, at most those of the model; 0: all of them. template: in place of the model's own; a name in
-    TEMPLATES, or a file.
+    context: tokens, at most those of the model; 0: all of them.
     """
+    wanted = wanted or Wanted()
     path = download(place.removeprefix("hub:")) if place.startswith("hub:") else Path(place).expanduser()
     if path.is_dir():
-        source = _open_folder(path, context, template)
+        source = _open_folder(path, context, wanted)
     elif path.is_file():
-        source = _open_gguf(path, context, template)
+        source = _open_gguf(path, context, wanted)
     else:
         raise UserError(f"--from={place} is neither a folder nor a file; a model of the hub is hub:OWNER/NAME")
     _check(source)
@@ -96,7 +103,7 @@ def download(name: str) -> Path:
 # ---- a folder ----
 
 
-def _open_folder(folder: Path, context: int, template: str) -> Source:
+def _open_folder(folder: Path, context: int, wanted: Wanted) -> Source:
     settings = _json(folder / "config.json")
     if settings is None and (folder / "adapter_config.json").is_file():
         raise UserError(f"{folder} is an adapter: merge it into its model first, with peft's merge_and_unload")
@@ -124,7 +131,7 @@ def _open_folder(folder: Path, context: int, template: str) -> Source:
         with safe_open(places[name], "pt") as file:
             return file.get_tensor(name).float()
 
-    definition, used, has_template = _folder_definition(folder, settings, template, config)
+    definition, used, has_template = _folder_definition(folder, settings, wanted, config)
     return Source(
         place=str(folder),
         files=[folder / "config.json", *shards, *used],
@@ -180,7 +187,7 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _folder_definition(
-    folder: Path, settings: Record, template: str, config: PublicConfig
+    folder: Path, settings: Record, wanted: Wanted, config: PublicConfig
 ) -> tuple[Definition, list[Path], bool]:
     """Return the tokenizer of a folder, the files that it comes from, and whether it has a chat template."""
     file = folder / "tokenizer.json"
@@ -204,7 +211,7 @@ def _folder_definition(
     generation = _json(folder / "generation_config.json") or {}
     ends = _about(folder, _ids, [generation.get("eos_token_id"), settings.get("eos_token_id")])
     begins = bool(options.get("add_bos_token"))
-    definition = _about(folder, _definition, _text(file), own, template, special, ends, begins, config)
+    definition = _about(folder, _definition, _text(file), own, wanted, special, ends, begins, config)
     return definition, used, bool(own)
 
 
@@ -248,7 +255,7 @@ def _json(path: Path) -> Record | None:
 # ---- a GGUF file ----
 
 
-def _open_gguf(path: Path, context: int, template: str) -> Source:
+def _open_gguf(path: Path, context: int, wanted: Wanted) -> Source:
     file = GGUFFile(path)
     settings = file.config()
     config = _about(path, read_config, settings, context)
@@ -261,7 +268,7 @@ def _open_gguf(path: Path, context: int, template: str) -> Source:
     ends = _ids([settings["eos_token_id"]])
     names = {one.ours: one for one in names_of(config)}
     heads = {"attn_q": config.heads, "attn_k": config.kv_heads}
-    definition = _about(path, _definition, file.tokenizer(), own, template, special, ends, file.begins_with_bos, config)
+    definition = _about(path, _definition, file.tokenizer(), own, wanted, special, ends, file.begins_with_bos, config)
     licence = file.get("general.license", "")
     file.forget()
     return Source(
@@ -293,7 +300,7 @@ def _about(path: Path, read: Callable[..., Read], *inputs: Any) -> Read:
 def _definition(
     text: str,
     own: str,
-    wanted: str,
+    wanted: Wanted,
     special: Mapping[str, str | None],
     ends: Sequence[int],
     begins: bool,
@@ -323,14 +330,18 @@ def _definition(
     ends = [*ends, *([ids["eos_token"]] if "eos_token" in ids else [])]
     if bos is None or not ends:
         raise UserError("its tokenizer names no token that begins or ends a text")
-    if wanted in TEMPLATES:
-        own = TEMPLATES[wanted]
-    elif wanted:
+    if wanted.template in TEMPLATES:
+        own = TEMPLATES[wanted.template]
+    elif wanted.template:
         try:
-            own = Path(wanted).expanduser().read_text(encoding="utf-8")
+            own = Path(wanted.template).expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"--template={wanted} is none of {', '.join(TEMPLATES)}, and no file: {error}") from None
+            raise UserError(
+                f"--template={wanted.template} is none of {', '.join(TEMPLATES)}, and no file: {error}"
+            ) from None
     template = own or usual_template(core.special_tokens)
+    if wanted.values:
+        template = with_values(template, wanted.values)
     variables = {role: token for role, token in special.items() if token}
     day = date.today().isoformat() if "strftime_now" in template else ""
     found = Definition(text, template, bos, prefix, ends, variables, day)

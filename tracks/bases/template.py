@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # Marks around what is learned, and one that breaks the name of a special token in a text: no text has them.
 BEGIN, END, BREAK = "\U000f51a1", "\U000f51a2", "\U000f51a3"
+RENDERED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "marks"})  # variables of a rendering
 Span = tuple[int, int]  # first character, and the one behind the last
 
 
@@ -145,7 +146,9 @@ class JinjaTemplate:
 
     def render_prompt(self, conversation: Conversation) -> list[int]:
         """Return the ids up to the place where the assistant begins to write."""
-        text = self.text(self._prepared(conversation["messages"]), self._tools(conversation), prompt=True)
+        messages = self._prepared(conversation["messages"])
+        text = self.text(messages, self._tools(conversation), prompt=True)
+        _check_calls(messages, text)
         return [id for id, _ in self._tokens(text)]
 
     def whole(self, messages: list[Message]) -> list[int]:
@@ -167,12 +170,18 @@ class JinjaTemplate:
                 for place, (_, span) in enumerate(tokens):
                     if span[1] > start and span[0] < stop:
                         mask[place] = 1
+            _check_calls(messages, "".join(text[start:stop] for start, stop in spans))
             return [id for id, _ in tokens], mask
         for number, message in enumerate(messages):
             if message["role"] == "assistant":
-                span = self._behind_prompt(text, messages, tools, number) or self._around(text, messages, tools, number)
+                span = self._behind_prompt(text, messages, tools, number)
+                if span is None and message.get("tool_calls"):  # they are written beside the content
+                    span = self._to_turn_end(text, messages, tools, number, tokens)
+                elif span is None:
+                    span = self._around(text, messages, tools, number)
                 if span is None:
                     raise TemplateError("it cannot be found in the chat template which tokens the assistant writes")
+                _check_calls([message], text[slice(*span)])
                 self._learn(mask, tokens, text, span)
         return [id for id, _ in tokens], mask
 
@@ -187,10 +196,21 @@ class JinjaTemplate:
             return len(prompt), len(whole)
         return None
 
+    def _to_turn_end(
+        self,
+        text: str,
+        messages: Sequence[dict[str, Any]],
+        tools: Any,
+        number: int,
+        tokens: Sequence[tuple[int, Span]],
+    ) -> Span | None:
+        """Return where a message stands, from the end of its prompt to the next end of a turn, if there is one."""
+        prompt = self.text(messages[:number], tools, prompt=True)
+        ends = [span[1] for id, span in tokens if id in self.turn_ends and span[0] >= len(prompt)]
+        return (len(prompt), ends[0]) if ends and text.startswith(prompt) else None
+
     def _around(self, text: str, messages: Sequence[dict[str, Any]], tools: Any, number: int) -> Span | None:
         """Return where a message's content stands, or what the template leaves of it; None if it changes all of it."""
-        if messages[number].get("tool_calls"):  # they are written beside the content
-            return None
         content = messages[number]["content"]
         for start, stop in (_whole(content), _words(content), _answer(content)):
             marked = list(messages)
@@ -223,12 +243,13 @@ class JinjaTemplate:
 
     def _prepared(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Return messages for the template: contents are text, with a mark in each name of a special token."""
-        return [
-            {**self._without_names(message), "content": self._without_names(_spoken(message))}
-            if message.get("content") is not None
-            else self._without_names(message)
-            for message in messages
-        ]
+        found = []
+        for message in messages:
+            changed: dict[str, Any] = {**message, **_calls(message)}
+            if message.get("content") is not None:
+                changed["content"] = _spoken(message)
+            found.append(self._without_names(changed))
+        return found
 
     def _without_names(self, value: Any) -> Any:
         """Return a value of JSON with a mark in each name of a special token, so that none is read as one."""
@@ -238,7 +259,7 @@ class JinjaTemplate:
         if isinstance(value, list):
             return [self._without_names(one) for one in value]
         if isinstance(value, dict):
-            return {key: self._without_names(one) for key, one in value.items()}
+            return {self._without_names(key): self._without_names(one) for key, one in value.items()}
         return value
 
     def _tools(self, conversation: Conversation) -> list[Any] | None:
@@ -273,6 +294,34 @@ def _spoken(message: Message) -> str:
     """Return the text of a message, without calls of our calculator: a public model has no tokens for those."""
     content = message["content"]
     return content if isinstance(content, str) else "".join(part["text"] for part in content if part["type"] == "text")
+
+
+def _calls(message: Message) -> dict[str, Any]:
+    """Return the calls of tools in a message; arguments in a text, as APIs have them, become the object that it is."""
+    calls = [dict(call) for call in message.get("tool_calls") or []]
+    for call in calls:
+        function = call.get("function", call)
+        arguments = function.get("arguments") if isinstance(function, dict) else None
+        if isinstance(arguments, str):
+            try:
+                found = json.loads(arguments)
+            except ValueError:
+                found = None
+            if not isinstance(found, dict):
+                raise TemplateError(f"the arguments of a call are no JSON object: {arguments[:80]}")
+            changed = {**function, "arguments": found}
+            call.update({"function": changed} if "function" in call else changed)
+    return {"tool_calls": calls} if calls else {}
+
+
+def _check_calls(messages: Sequence[dict[str, Any]], written: str) -> None:
+    """Raise a TemplateError if the names of called tools are not in what a template has written for these messages."""
+    for message in messages:
+        for call in (message.get("tool_calls") or []) if message["role"] == "assistant" else []:
+            function = call.get("function", call)
+            name = function.get("name") if isinstance(function, dict) else None
+            if not isinstance(name, str) or name not in written:
+                raise TemplateError(f"the chat template does not write the call of {name}")
 
 
 def _line(error: Exception) -> str:

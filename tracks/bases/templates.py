@@ -5,11 +5,11 @@ Each uses special tokens of a family's vocabulary, in the order in which the fam
 
 import json
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NoReturn
 
 from nanochat.chat import messages
 from nanochat.errors import UserError
-from tracks.bases.template import JinjaTemplate
+from tracks.bases.template import RENDERED, JinjaTemplate
 from tracks.bases.tokenizer import Definition, PublicTokenizer
 
 # Turns between <|im_start|> and <|im_end|>, each with its role on the first line: Qwen, SmolLM.
@@ -54,15 +54,21 @@ def usual_template(special_tokens: Collection[str]) -> str:
 def with_values(template: str, values: str) -> str:
     """Return a template that sets variables first. values: a JSON object, such as {"enable_thinking": false}."""
     try:
-        found = json.loads(values)
-    except ValueError:
+        found = json.loads(values, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not all(name.isidentifier() for name in found):
-        raise UserError(f"--template-values={values} is no JSON object whose keys are names")
+        raise UserError(f"--template-values={values[:200]} is no JSON object whose keys are names")
+    if taken := RENDERED.intersection(found):
+        raise UserError(f"--template-values: {min(taken)} is what the template is rendered with, and cannot be set")
     if not template:
         raise UserError("--template-values needs a chat template, and this model has none: name one with --template")
-    # With "+" the line break behind it stays.
-    return "".join(f"{{% set {name} = {_literal(value)} +%}}" for name, value in found.items()) + template
+    # The line break behind each is not written (trim_blocks).
+    return "".join(f"{{% set {name} = {_literal(value)} %}}\n" for name, value in found.items()) + template
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _literal(value: Any) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import lru_cache
 
-from nanochat.chat import check_conversation, render_conversation, text_of
+from nanochat.chat import check_conversation, has_tool_turns, render_conversation, text_of
 from nanochat.config import Count, check_names, option, options
 from nanochat.errors import UserError
 from nanochat.log import Record
@@ -111,7 +111,7 @@ class Row:
             if not isinstance(value.get("original", ""), str):
                 raise UserError("the original is not text")
             conversation = check_conversation(value)
-            if any(message["role"] == "tool" for message in conversation["messages"]):
+            if has_tool_turns(conversation):
                 raise UserError("turns of tools are not curated")
             self.ids, self.mask = render_conversation(conversation, tokenizer)
             texts = [*map(text_of, conversation["messages"])]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from nanochat.chat import check_conversation
+from nanochat.chat import check_conversation, has_tool_turns
 from nanochat.config import option, options, run_script
 from nanochat.errors import UserError
 from nanochat.log import Record
@@ -40,10 +40,12 @@ def main(config: Config) -> None:
     for source in open_sources(config.sources, "", TASKS, config.tokenizer_tag):
         for number, row in enumerate(source.stream(), 1):
             try:
-                check_conversation(row)
+                conversation = check_conversation(row)
             except UserError as error:
                 # A row that a task cannot convert has no messages, and the reason.
                 raise UserError(f"row {number}, from {row['source']}: {row.get('fault', error)}") from None
+            if has_tool_turns(conversation):
+                raise UserError(f"row {number}, from {row['source']}: it has turns of tools, which no teacher writes")
             rows.append(row)
     work: Callable[[Teacher, Record], Record]
     if config.check_choices:

@@ -156,9 +156,15 @@ def differences(found: Cells, reference: str, rounds: int = 1, *, are_synergies:
     return significance.adjust(table, rounds)
 
 
-def gains_of(spec: Spec, results: Results) -> significance.Table:
-    """Return the differences of all mixes with a result, in the development benchmarks."""
-    return differences(cells(results, spec.dev), spec.reference, spec.verdict_rounds)
+def gains_of(spec: Spec, results: Results, *, are_synergies: bool = False) -> significance.Table:
+    """Return the differences of all mixes with a result, in the development benchmarks; or their synergies."""
+    rounds = spec.verdict_rounds
+    table = differences(cells(results, spec.dev), spec.reference, rounds, are_synergies=are_synergies)
+    if rounds == 1:
+        return table
+    early = cells([result for result in results if result.run.seed in spec.seeds], spec.dev)
+    first = differences(early, spec.reference, rounds, are_synergies=are_synergies)
+    return significance.first_shown(first, table)
 
 
 def verdicts_on(spec: Spec, results: Results) -> list[significance.Recommendation]:
@@ -203,7 +209,7 @@ def write_report(spec: Spec, outcome: Outcome, results: Results, merged: Results
     verdicts = [[one.base, one.mix, one.verdict, one.reason] for one in verdicts_on(spec, results)]
     found = cells(results, spec.dev)
     sealed = []  # results on the held-out benchmarks
-    synergies = differences(found, spec.reference, spec.verdict_rounds, are_synergies=True)
+    synergies = gains_of(spec, results, are_synergies=True)
     tables = [
         table_of("Mixes", "Mix | Words of --mixture", list(spec.mixes.items())),
         *score_tables("", spec, results, spec.open_tasks),
@@ -267,8 +273,8 @@ def score_tables(title: str, spec: Spec, results: Results, benchmarks: Sequence[
     A hole has its reason. A stable benchmark raises alarms, and decides nothing.
     """
     found = cells(results, benchmarks)
-    deciding = {key: group for key, group in found.items() if key[1] not in spec.stable}
-    gains = differences(deciding, spec.reference, spec.verdict_rounds)
+    # Nothing is decided on benchmarks that were held out, so no seeds were added for them.
+    gains = differences(found, spec.reference) if benchmarks == spec.held_out else gains_of(spec, results)
     marks = {key: MARKS.get(one.shown, "") for key, one in gains.items()}
     matrices = {}  # base -> rows
     # The runs of an arm follow each other.

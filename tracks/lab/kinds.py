@@ -164,14 +164,13 @@ def start(spec: sweep.Spec, chains: Chains, config: "Config") -> None:
 def compare_mixes(spec: sweep.Spec, outcome: Outcome, config: "Config") -> None:
     """Train and evaluate all runs, and report what the mixes change."""
     look = len(sweep.looks(spec))  # an edited ledger is found before anything runs
-    check_disk(spec, [*spec.runs, *spec.merged_runs])
+    check_disk(spec, [*spec.runs, *spec.more_runs, *spec.merged_runs])
     start(spec, sweep.chains_of(spec), config)
     if spec.merges:
         start(spec, sweep.merge_chains(spec), config)
     results = read_results(spec, spec.runs)
     if more := undecided_runs(spec, results):
         print0(f"lab: {len(more)} runs with more seeds, for mixes that are not distinguishable from the reference")
-        check_disk(spec, more)
         start(spec, [sweep.run_steps(spec, run) for run in more], config)
         # The runs of an arm follow each other.
         arms = [(run.base, run.mix, run.rate) for run in spec.runs]

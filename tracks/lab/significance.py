@@ -8,6 +8,7 @@ same base: (base, mix, benchmark) -> Difference; the reference itself has none.
 - contrast(cells, plus, minus) -> Difference: sum of the means of some arms, less those of others. A score is that of
   [arm] and [], a difference that of [arm] and [reference], a synergy that of [both, reference] and [one, other].
 - adjust(table): the same table with p corrected for the number of differences (Holm), and gain or harm.
+- first_shown(first, last): the table of a lab that has added seeds where nothing was shown.
 - recommend(table, scaled): a verdict and the reason for each base and mix of an adjusted table, by RULE; the reason
   also names a mix that is shown to help one base only, of several.
 - smallest_difference(questions, seeds, repeats, arms, tests): shown with 80 % power, under ASSUMED.
@@ -170,6 +171,15 @@ def adjust(table: Table, rounds: int = 1) -> Table:
             shown = "gain" if one.mean > 0 else "harm"
         adjusted[key] = replace(one, adjusted=largest, shown=shown)
     return adjusted
+
+
+def first_shown(first: Table, last: Table) -> Table:
+    """Return the last table of a lab that has added seeds; differences that the first one has shown stay as they were.
+
+    So each difference is shown by the first table that shows it, which `rounds` of both tables pay for.
+    """
+    shown = {key: one for key, one in first.items() if one.shown != UNCLEAR}
+    return {**last, **shown}
 
 
 # ---- recommendation ----

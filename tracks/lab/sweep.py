@@ -316,7 +316,7 @@ def expectations(spec: Spec, questions: Mapping[str, int]) -> list[str]:
         spent = cost(done)
         dollars = "" if spent is None else f", ${factor * spent:,.2f}"
         left = f"about {duration(seconds)} left, one run after the other{dollars}"
-    size = disk_needed(spec, [*spec.runs, *spec.merged_runs])
+    size = disk_needed(spec, [*spec.runs, *spec.more_runs, *spec.merged_runs])
     lines = [
         f"{len(finished)} of {len(chains)} runs are finished",
         left,

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from nanochat.errors import UserError
 from nanochat.paths import read_sha256
-from tracks.bases.sources import open_source, weights_of
+from tracks.bases.sources import Wanted, open_source, weights_of
 from tracks.bases.templates import CHATML as OURS
 from tracks.bases.tests.public_models import CHATML, VOCABULARY, model_of, save_folder
 from tracks.bases.tokenizer import PublicTokenizer
@@ -78,10 +78,10 @@ def test_what_a_text_begins_and_ends_with(saved: Path, tmp_path: Path) -> None:
 
 def test_templates(saved: Path, tmp_path: Path) -> None:
     assert open_source(str(saved)).definition.template == CHATML
-    assert open_source(str(saved), template="chatml").definition.template == OURS
+    assert open_source(str(saved), wanted=Wanted("chatml")).definition.template == OURS
     (tmp_path / "mine.jinja").write_text("{{ messages[0].content }}")
     assert (
-        open_source(str(saved), template=str(tmp_path / "mine.jinja")).definition.template
+        open_source(str(saved), wanted=Wanted(str(tmp_path / "mine.jinja"))).definition.template
         == "{{ messages[0].content }}"
     )
     bare = tmp_path / "bare"
@@ -89,7 +89,7 @@ def test_templates(saved: Path, tmp_path: Path) -> None:
     source = open_source(str(bare))
     assert (source.has_template, source.definition.template) == (False, OURS)  # its vocabulary has <|im_end|>
     with pytest.raises(UserError, match="--template=mine is none of chatml, gemma, llama3, and no file"):
-        open_source(str(saved), template="mine")
+        open_source(str(saved), wanted=Wanted("mine"))
 
 
 def change(path: Path, **values: object) -> None:
@@ -259,7 +259,7 @@ def test_a_head_beside_the_embedding_counts(tmp_path: Path) -> None:
 def test_the_day_counts_only_where_a_template_asks_for_it(saved: Path, tmp_path: Path) -> None:
     assert open_source(str(saved)).definition.day == ""
     (tmp_path / "dated.jinja").write_text("{{ strftime_now('%Y') }}<|im_end|>")
-    assert open_source(str(saved), template=str(tmp_path / "dated.jinja")).definition.day
+    assert open_source(str(saved), wanted=Wanted(str(tmp_path / "dated.jinja"))).definition.day
 
 
 def test_a_place_that_is_not_there(tmp_path: Path) -> None:

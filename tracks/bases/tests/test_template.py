@@ -210,8 +210,23 @@ def test_nor_do_tools_and_other_keys() -> None:
     assert ours.decode(ids) == '[{"name": "<bos>", "more": ["<pad>", 1]}]a<|im_end|>bHi<|im_end|>'
 
 
+# As Qwen3 writes: thoughts before the last message alone, arguments as they are if they are a text.
+CALLING_LAST = (
+    "{%- for message in messages %}"
+    "{%- if message.role == 'tool' %}{{ '<|im_start|>user\n<tool_response>' + message.content + '</tool_response>' }}"
+    "{%- else %}{{ '<|im_start|>' + message.role + '\n' }}"
+    "{%- if message.role == 'assistant' and loop.last %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+    "{{ message.content or '' }}{%- for call in message.tool_calls or [] %}"
+    "{{ '<tool_call>' + call.function.name + (call.function.arguments if call.function.arguments is string"
+    " else call.function.arguments | tojson) + '</tool_call>' }}{% endfor %}"
+    "{%- endif %}{{ '<|im_end|>\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
 def with_calls(number: int) -> list[dict[str, Any]]:
-    call = {"type": "function", "function": {"name": "add", "arguments": {"a": number, "b": "<|im_end|>더"}}}
+    arguments = {"a": number, "<|im_end|>": "<|im_end|>더"}
+    call = {"type": "function", "function": {"name": "add", "arguments": arguments}}
     calling: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [call] * (1 + number % 2)}
     if number % 3 == 0:
         calling["content"] = "Let me see."
@@ -223,9 +238,10 @@ def with_calls(number: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("case", ["llama", "gemma3"])
-def test_turns_of_tools(case: str) -> None:
+@pytest.mark.parametrize("template", [CALLING, CALLING_LAST], ids=["plain", "last"])
+def test_turns_of_tools(template: str, case: str) -> None:
     """Ids are those of `transformers`; calls are learned, and results are not; neither ends a turn."""
-    ours, theirs = public(case, template=CALLING, ends=(2, 6, 0)), theirs_with(CALLING, case)
+    ours, theirs = public(case, template=template, ends=(2, 6, 0)), theirs_with(template, case)
     for number in range(12):
         messages = with_calls(number)
         conversation: Any = {"messages": messages, "tools": [TOOL]}
@@ -238,9 +254,32 @@ def test_turns_of_tools(case: str) -> None:
         special = set(ours.special_tokens.values())
         assert [id for id in ids if id in special] == [id for id in plain if id in special]
         learned = ours.decode([id for id, one in zip(ids, mask, strict=True) if one])
-        calls = f'<tool_call>add{{"a": {number}, "b": "<|im_end|>더"}}</tool_call>' * (1 + number % 2)
+        calls = f'<tool_call>add{{"a": {number}, "<|im_end|>": "<|im_end|>더"}}</tool_call>' * (1 + number % 2)
         said = "Let me see." if number % 3 == 0 else ""
-        assert learned == f"{said}{calls}<|im_end|>46.<|im_end|>" * (1 + number % 2)
+        expected = f"{said}{calls}<|im_end|>46.<|im_end|>" * (1 + number % 2)
+        if template == CALLING_LAST:
+            expected = expected.removesuffix("46.<|im_end|>") + "<think>\n\n</think>\n\n46.<|im_end|>"
+        assert learned == expected
+        # Programming interfaces give arguments as a text.
+        for message in messages:
+            for call in message.get("tool_calls", []):
+                call["function"]["arguments"] = json.dumps(
+                    {"a": number, "<|im_end|>": "<|im_end|>더"}, ensure_ascii=False
+                )
+        assert render_conversation(conversation, ours) == (ids, mask)
+
+
+def test_a_template_that_writes_no_calls_refuses_them() -> None:
+    """They would be missing, and the end of the turn alone learned."""
+    for template in (CHATML, MARKED):
+        ours = public("llama", template=template, ends=(2, 6, 0))
+        with pytest.raises(TemplateError, match="the chat template does not write the call of add"):
+            render_conversation({"messages": with_calls(0)}, ours)
+    calls = [{"function": {"name": "add", "arguments": "a"}}, {"function": {"name": "add", "arguments": "[1]"}}]
+    for call in calls:
+        messages = [*with_calls(2)[:1], {"role": "assistant", "content": "", "tool_calls": [call]}, *with_calls(2)[2:]]
+        with pytest.raises(TemplateError, match="the arguments of a call are no JSON object"):
+            render_conversation({"messages": messages}, public("llama", template=CALLING, ends=(2, 6, 0)))
 
 
 def test_calls_that_a_template_writes_in_another_way_when_it_asks_are_not_guessed() -> None:

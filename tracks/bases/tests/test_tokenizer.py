@@ -119,8 +119,8 @@ def test_a_long_question_is_cut_at_its_beginning() -> None:
 
 
 def test_a_long_result_of_a_tool_stays_one() -> None:
-    template = CHATML.replace("message.content", "(message.content or '')")
-    ours = public("llama", template=template)
+    body = "(message.content + (message.tool_calls[0].function.name if message.tool_calls else ''))"
+    ours = public("llama", template=CHATML.replace("message.content", body).replace("message['content']", body))
     call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}
     result = {"role": "tool", "content": " ".join(map(str, range(200)))}
     old = [

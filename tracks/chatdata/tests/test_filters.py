@@ -88,6 +88,12 @@ def test_a_filter_drops_its_rows_alone(name) -> None:
         assert list(map(bool, found)) == [is_dropped] * len(rows)
 
 
+def test_turns_of_tools_are_named() -> None:
+    calling = {"messages": [*chat("Why?")["messages"], CALL]}
+    for row in (TOOL_TURN, calling):
+        assert filters.Row({"bucket": "a"} | row, TOKENIZER).fault == "turns of tools are not curated"
+
+
 def test_all_filters_have_cases_and_run_in_the_order_given() -> None:
     assert {name for name, one in filters.FILTERS.items() if one} == {*CASES}
     assert filters.chosen_filters(filters.FilterSettings(filters="near,long, turns,long")) == ["long", "turns", "near"]

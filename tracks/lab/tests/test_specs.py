@@ -11,10 +11,14 @@ from tracks.lab.sweep import mistakes, read_spec
 SPECS = sorted((ROOT / "tracks/lab/specs").glob("*.toml"))
 
 
-@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
-def test_a_spec_can_be_read(path) -> None:
+@pytest.fixture(autouse=True)
+def _tracks() -> None:
     for track in ("benchmarks.sets", "chatdata.augmented"):
         pytest.importorskip(f"tracks.{track}")
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_a_spec_can_be_read(path) -> None:
     spec = read_spec(path)
     for words in spec.mixes.values():
         members = parse_mixture(words, TASKS)
@@ -35,10 +39,10 @@ def test_the_study_of_two_bases_mixes_korean_and_english_by_tokens() -> None:
     spec = read_spec(ROOT / "tracks/lab/specs/two_bases.toml")
     assert len(spec.bases) == 2
     shares = {}
-    for mix in ("korean", "half", "quarter"):
+    for mix in ("korean", "one_to_one", "one_to_four"):
         members = {name: one.share for one in parse_mixture(spec.mixes[mix], TASKS) for name in one.sources}
         shares[mix] = members["KoAlpaca-v1"], members.get("Alpaca-Part", 0)
-    korean, half, quarter = (one[0] / sum(one) for one in shares.values())
+    korean, one_to_one, one_to_four = (one[0] / sum(one) for one in shares.values())
     assert korean == 1
-    assert half == pytest.approx(1 / 2, abs=0.01)
-    assert quarter == pytest.approx(1 / 5, abs=0.01)
+    assert one_to_one == pytest.approx(1 / 2, abs=0.01)
+    assert one_to_four == pytest.approx(1 / 5, abs=0.01)
