@@ -21,6 +21,8 @@ CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 512 << 20, "mps": 64 << 20}
 LEAST_TOKENS = 64
 LEAST_TOKENS_WITH_GRADIENT = 512
 ALIGNED = {"cpu": 1, "cuda": 256, "mps": 1}  # tokens: products of such sides are the fastest on a GPU
+# Only learned tokens get logits: of a conversation that is a part. On a GPU the host would wait for their number.
+COUNTS_LEARNED = {"cpu": True, "cuda": False, "mps": False}
 # Factor for gradients of logits: in fp16, which ends at 6e-8, most probabilities of a large vocabulary would become 0.
 # A power of 2, so that it rounds nothing.
 GRADIENT_SCALE = {torch.float16: 64.0}  # in other dtypes 1
@@ -55,8 +57,7 @@ def cross_entropy(
     hidden = hidden.flatten(0, -2)
     labels = targets.flatten()
     factors = None if factors is None else factors.flatten()
-    if hidden.device.type == "cpu" and not torch.compiler.is_compiling():
-        # Of a conversation some tokens are learned, and only they need logits. A GPU would wait for their number.
+    if COUNTS_LEARNED[hidden.device.type] and not torch.compiler.is_compiling():
         learned = (labels != IGNORED).nonzero().squeeze(1)
         if not len(learned):
             learned = labels.new_zeros(1)  # a sum of nothing still has a gradient
