@@ -207,7 +207,6 @@ def _pretend_device(device: str, ranks: int):
         with (
             patch.dict(cross_entropy.CHUNK_BYTES, cpu=cross_entropy.CHUNK_BYTES[device]),
             patch.dict(cross_entropy.ALIGNED, cpu=cross_entropy.ALIGNED[device]),
-            patch.dict(cross_entropy.COUNTS_LEARNED, cpu=False),  # fake tensors have no values to count
             # Compiled, it stores the losses and the gradient alone.
             patch.object(
                 cross_entropy,

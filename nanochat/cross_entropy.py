@@ -21,8 +21,6 @@ CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 512 << 20, "mps": 64 << 20}
 LEAST_TOKENS = 64
 LEAST_TOKENS_WITH_GRADIENT = 512
 ALIGNED = {"cpu": 1, "cuda": 256, "mps": 1}  # tokens: products of such sides are the fastest on a GPU
-# Only learned tokens get logits: of a conversation that is a part. On a GPU the host would wait for their number.
-COUNTS_LEARNED = {"cpu": True, "cuda": False, "mps": False}
 # Factor for gradients of logits: in fp16, which ends at 6e-8, most probabilities of a large vocabulary would become 0.
 # A power of 2, so that it rounds nothing.
 GRADIENT_SCALE = {torch.float16: 64.0}  # in other dtypes 1
@@ -57,23 +55,6 @@ def cross_entropy(
     hidden = hidden.flatten(0, -2)
     labels = targets.flatten()
     factors = None if factors is None else factors.flatten()
-    if COUNTS_LEARNED[hidden.device.type] and not torch.compiler.is_compiling():
-        learned = (labels != IGNORED).nonzero().squeeze(1)
-        if not len(learned):
-            learned = labels.new_zeros(1)  # a sum of nothing still has a gradient
-        if len(learned) < len(labels):
-            some = cross_entropy(
-                hidden.index_select(0, learned),
-                weight,
-                labels[learned],
-                softcap=softcap,
-                vocab_size=vocab_size,
-                reduction=reduction,
-                factors=None if factors is None else factors[learned],
-                chunk=chunk,
-                compiled=compiled,
-            )
-            return _among_all(some, learned, targets, reduction)
     form = torch_form
     # Not compiled, it makes several copies of a chunk in fp32, which is large on a GPU. A graph around it compiles it.
     if (compiled or hidden.is_cuda) and not torch.compiler.is_compiling():
@@ -97,18 +78,6 @@ def cross_entropy(
     if reduction == "none":
         return each.view_as(targets)
     return each.sum() if factors is None else (each @ factors, each.view_as(targets))
-
-
-def _among_all(some: Reduced, learned: Tensor, targets: Tensor, reduction: str) -> Reduced:
-    """Return what `cross_entropy` found for the tokens with these places as its result for all of them."""
-
-    def spread(losses: Tensor) -> Tensor:
-        every = torch.zeros(targets.numel(), dtype=losses.dtype, device=losses.device)
-        return every.index_copy(0, learned, losses).view_as(targets)
-
-    if isinstance(some, tuple):
-        return some[0], spread(some[1])
-    return spread(some) if reduction == "none" else some
 
 
 def chunk_length(tokens: int, most: int, unit: int) -> int:

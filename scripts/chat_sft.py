@@ -20,7 +20,7 @@ class Config(ChatTuneSettings):
 
 def main(config: Config) -> None:
     from nanochat.evals.chat import chat_validation, task_scores
-    from nanochat.objectives import next_token
+    from nanochat.objectives import answer_tokens
     from nanochat.packing import chat_metrics, open_chats
     from nanochat.run import tuning
 
@@ -41,7 +41,7 @@ def main(config: Config) -> None:
         source = open_chats(trainer, chats, supervise="assistant")
         evaluations = chat_validation(trainer, new_chats, "assistant")
         evaluations += task_scores(trainer, open_tasks)
-        state = trainer.fit(source, next_token, evaluations)
+        state = trainer.fit(source, answer_tokens, evaluations)
         trainer.finish(state, row_counts(chats, new_chats) | chat_metrics(state, source))
 
 
