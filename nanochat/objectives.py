@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from nanochat.dataloader import Batch
-from nanochat.gpt import GPT
 
 # ---- measured quantities ----
 
@@ -110,19 +109,3 @@ def next_token(model: nn.Module, batch: Batch) -> LossSum:
     """
     inputs, targets = batch
     return LossSum(model(inputs, targets), (targets >= 0).sum())
-
-
-def answer_tokens(model: GPT, batch: Batch) -> LossSum:
-    """Return what `next_token` returns, where a part of the tokens is learned: the others get no logits on a CPU.
-
-    On a GPU the host would have to wait for their number.
-    """
-    inputs, targets = batch
-    if inputs.device.type != "cpu":
-        return next_token(model, batch)
-    labels = targets.flatten()
-    learned = (labels >= 0).nonzero().squeeze(1)
-    if not learned.numel():
-        learned = labels.new_zeros(1)  # a sum of nothing still has a gradient, and all ranks take part
-    hidden = model.hidden(inputs).flatten(0, 1).index_select(0, learned)
-    return LossSum(model.loss(hidden, labels[learned]), (labels >= 0).sum())

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nanochat.chat import render_conversation
-from nanochat.dataloader import DataRecord, Loader
+from nanochat.dataloader import Batch, DataRecord, Loader
 from nanochat.errors import TemplateError, UserError
+from nanochat.gpt import GPT
 from nanochat.log import Record, print0
 from nanochat.metrics import kept_figures, validation_metrics
+from nanochat.objectives import LossSum, next_token
 from nanochat.protocols import Conversation, Conversations, Mixture
 from nanochat.settings import ChatTuneSettings
 from nanochat.start import OpenRun
@@ -205,6 +207,25 @@ def best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
         rows[row].append(number)
         insort(free, (left - lengths[number], row))
     return rows
+
+
+# ---- its loss ----
+
+
+def answer_tokens(model: GPT, batch: Batch) -> LossSum:
+    """Return what `next_token` returns, where a part of the tokens is learned: the others get no logits on a CPU.
+
+    On a GPU the host would have to wait for their number.
+    """
+    inputs, targets = batch
+    if inputs.device.type != "cpu":
+        return next_token(model, batch)
+    labels = targets.flatten()
+    learned = (labels >= 0).nonzero().squeeze(1)
+    if not learned.numel():
+        learned = labels.new_zeros(1)  # a sum of nothing still has a gradient, and all ranks take part
+    hidden = model.hidden(inputs).flatten(0, 1).index_select(0, learned)
+    return LossSum(model.loss(hidden, labels[learned]), (labels >= 0).sum())
 
 
 # ---- for a stage ----

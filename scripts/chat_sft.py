@@ -20,8 +20,7 @@ class Config(ChatTuneSettings):
 
 def main(config: Config) -> None:
     from nanochat.evals.chat import chat_validation, task_scores
-    from nanochat.objectives import answer_tokens
-    from nanochat.packing import chat_metrics, open_chats
+    from nanochat.packing import answer_tokens, chat_metrics, open_chats
     from nanochat.run import tuning
 
     if config.dry_run:

@@ -3,16 +3,21 @@
 import json
 import random
 from itertools import pairwise
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from made_chats import chat
+from models import CONFIGS, lively
+from torch.testing import assert_close
 
 from nanochat import packing
 from nanochat.chat import render_conversation
+from nanochat.cross_entropy import cross_entropy
 from nanochat.errors import TemplateError, UserError
-from nanochat.packing import ChatLoader, best_fit, fit_conversation
+from nanochat.objectives import next_token
+from nanochat.packing import ChatLoader, answer_tokens, best_fit, fit_conversation
 from nanochat.tokenizer import Tokenizer
 
 SEED = 5
@@ -179,3 +184,27 @@ def test_best_fit_wastes_little_and_never_overfills() -> None:
         assert max(filled) <= 100
         # Of any two rows one is more than half full, or they would be one: the bound of the method.
         assert len(rows) <= 1.5 * max(1, sum(lengths) / 100) + 1
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("learned", [0, 1, 40])
+def test_the_loss_of_answers_is_that_of_all_tokens(name, learned) -> None:
+    """Only that tokens which are not learned get no logits."""
+    model = lively(CONFIGS[name])
+    ids = torch.arange(96).view(2, 48) * 7 % model.config.vocab_size
+    targets = torch.full((96,), -1)
+    targets[torch.randperm(96)[:learned]] = 5
+    found = []
+    rows = []
+    for objective in (next_token, answer_tokens):
+        with mock.patch("nanochat.gpt.cross_entropy", wraps=cross_entropy) as called:
+            loss, count, _ = objective(model, (ids, targets.view(2, 48)))
+        rows.append(called.call_args.args[0].flatten(0, -2).shape[0])
+        loss.backward()
+        gradients = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+        found.append((loss.detach(), count, gradients))
+        model.zero_grad()
+    assert rows == [96, max(1, learned)]
+    assert found[0][1] == found[1][1] == learned
+    assert_close(found[1][0], found[0][0], rtol=1e-5, atol=1e-6)
+    assert_close(found[1][2], found[0][2], rtol=1e-4, atol=1e-5)
