@@ -18,7 +18,7 @@ from nanochat.report.compare import compare
 from tracks.lab import findings
 from tracks.lab.kinds import search_rates
 from tracks.lab.run import Config
-from tracks.lab.sweep import Run, base_step, run_steps
+from tracks.lab.sweep import Run, Spec, base_step, run_steps
 from tracks.lab.tests.made_labs import QUESTIONS, answer, make_lab, read_lab, train
 
 MERGES = """[merges]
@@ -28,22 +28,22 @@ worse = { bad = 1, idle = 1 }
 
 
 @pytest.fixture
-def spec(base):
+def spec(base) -> Spec:
     """A lab, all of whose runs have ended."""
     spec = read_lab(base)
     make_lab(base, spec)
     return spec
 
 
-def results_of(spec):
+def results_of(spec) -> list[findings.RunResult]:
     return findings.read_results(spec, spec.runs)
 
 
-def begin(spec):
+def begin(spec) -> Outcome:
     return Outcome.begin("lab", spec.name, Config(spec="lab.toml"))
 
 
-def verdicts(spec):
+def verdicts(spec) -> dict[tuple[str, str], str]:
     return {(one.base, one.mix): one.verdict for one in findings.verdicts_on(spec, results_of(spec))}
 
 
@@ -189,13 +189,13 @@ def test_mixes_without_a_result_have_no_verdict(base, spec) -> None:
 # ---- the report ----
 
 
-def tables_of(base: Path, spec, look: int = 0):
+def tables_of(base: Path, spec, look: int = 0) -> dict[str, list]:
     """Write the report of a lab; returns the tables of the outcome by title."""
     findings.write_report(spec, begin(spec), results_of(spec), [], look)
     return {table["title"]: table["rows"] for table in read_json(base / "lab/lab/outcome.json")["tables"]}
 
 
-def report(base: Path, look: int = 0, changes: Mapping[str, str] = MappingProxyType({})):
+def report(base: Path, look: int = 0, changes: Mapping[str, str] = MappingProxyType({})) -> dict[str, list]:
     """Make a lab and its report."""
     spec = read_lab(base, changes)
     make_lab(base, spec, ("plain", "good"))
@@ -279,7 +279,7 @@ def test_rates_are_searched_by_the_validation_loss(base, monkeypatch) -> None:
     for name in spec.bases:
         leave(base, "chat_mid", name)
 
-    def train_all(part, chains, config):
+    def train_all(part, chains, config) -> None:
         assert len(chains) == len(part.runs)
         for run in part.runs:
             if run.rate >= 8:

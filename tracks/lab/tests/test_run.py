@@ -38,7 +38,7 @@ held_out = ["ARC-Challenge"]
 class Lab:
     """A base model, a spec, and the command."""
 
-    def __init__(self, folder: Path, python: str):
+    def __init__(self, folder: Path, python: str) -> None:
         self.python = python
         self.folder = FromParent(folder, "chat_sft", []).folder
         write_lines(folder / "chats.jsonl", *sums(60))
