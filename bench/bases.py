@@ -1,10 +1,12 @@
 """Public models beside `transformers`: logits, gradients, tokens, chats, decisions, memory, speed.
 
     python -m bench.bases --model=PLACE [--only logits greedy …] [--peers FOLDER]
+    python -m bench.bases --random llama qwen2 qwen3 gemma3
 
-A place is a folder or a GGUF file, as tracks.bases.bring reads it. The peer is the model that `transformers` makes of
-the same files, in fp32 on a CPU. It needs accelerate to read GGUF files, as lm_eval does; a folder in which pip has put
-that (`pip install --target`) is given as --peers. The exit status is 1 if a goal is missed.
+A place is a folder or a GGUF file, as tracks.bases.bring reads it; random models are tiny ones of the tests, without
+figures of speed and memory. The peer is the model that `transformers` makes of the same files, in fp32 on a CPU. It
+needs accelerate to read GGUF files, as lm_eval does; a folder in which pip has put that (`pip install --target`) is
+given as --peers. The exit status is 1 if a goal is missed.
 """
 
 import math
@@ -225,7 +227,6 @@ def template(pair: Pair) -> Iterator[Row]:
 def decisions(pair: Pair) -> Iterator[Row]:
     """lm_eval's model, and our CORE, on the same prompts without examples."""
     from dataclasses import replace
-    from types import SimpleNamespace
 
     from lm_eval.models.huggingface import HFLM
 
@@ -240,24 +241,22 @@ def decisions(pair: Pair) -> Iterator[Row]:
         task = replace(bundle[BUNDLE_NAMES[name]], shots=0)
         with tempfile.TemporaryDirectory() as folder, setup("cpu", "fp32") as runtime:
             evaluate_core(pair.ours, pair.tokenizer, [task], runtime, ITEMS, Path(folder))
-            ours = read_jsonl(Path(folder, f"{task.label}.jsonl"), dict)
+            ours = list(read_jsonl(Path(folder, f"{task.label}.jsonl"), dict))
         items = task.items(0)
-        equal = 0
-        for decision in ours:
-            texts = task.prompts(items, decision["item"])
-            shared = _common(texts)
-            requests = [SimpleNamespace(args=(text[:shared], text[shared:])) for text in texts]
-            sums = [found[0] for found in harness.loglikelihood(requests, disable_tqdm=True)]
-            lengths = [len(harness._encode_pair(text[:shared], text[shared:])[1]) for text in texts]
-            means = [total / length for total, length in zip(sums, lengths, strict=True)]
-            equal += means.index(max(means)) == decision["chosen"]
+        equal = sum(_their_choice(harness, task.prompts(items, one["item"])) == one["chosen"] for one in ours)
         yield f"decisions of lm_eval and of CORE, {name}", f"{equal} of {len(ours)} equal", "all", equal == len(ours)
 
 
-def _common(texts: list[str]) -> int:
-    """Return where the texts part: at the blank before a word."""
-    place = next(place for place in range(min(map(len, texts))) if len({text[place] for text in texts}) > 1)
-    return texts[0].rindex(" ", 0, place) if " " in texts[0][:place] else 0
+def _their_choice(harness: Any, texts: list[str]) -> int:
+    """Return the option that lm_eval's model finds likeliest a token, after the tokens that all texts begin with."""
+    rows = [harness.tok_encode(text) for text in texts]
+    columns = enumerate(zip(*rows, strict=False))
+    shared = next((place for place, column in columns if len(set(column)) > 1), min(map(len, rows)))
+    parts = [(("", ""), row[:shared], row[shared:]) for row in rows]
+    # An option that says nothing further has no likelihood; CORE chooses it if it comes first.
+    sums = iter(harness._loglikelihood_tokens([part for part in parts if part[2]], disable_tqdm=True))
+    losses = [-next(sums)[0] / len(more) if more else math.nan for _, _, more in parts]
+    return losses.index(min(losses))
 
 
 def export(pair: Pair) -> Iterator[Row]:
@@ -356,9 +355,25 @@ PARTS: dict[str, Callable[[Pair], Iterator[Row]]] = {
 }
 
 
+SAME = [name for name in PARTS if name != "generate"]  # parts that say something about random weights
+
+
+def compared(place: str, context: int, only: list[str], name: str = "") -> list[Row]:
+    """Return the rows of these parts, each shown as soon as it is found. name: of the model, before each."""
+    pair = Pair(place, context)
+    rows = []
+    for part in only:
+        for what, *rest in PARTS[part](pair):
+            rows.append((f"{name}{what}", *rest))
+            print(*rows[-1][:3], sep=" | ", file=sys.stderr, flush=True)
+    return rows
+
+
 def main() -> None:
     parser = parser_of("bases", __doc__)
-    parser.add_argument("--model", required=True, help="folder or GGUF file")
+    models = parser.add_mutually_exclusive_group(required=True)
+    models.add_argument("--model", default="", help="folder or GGUF file")
+    models.add_argument("--random", nargs="+", default=[], metavar="FAMILY", help="llama, qwen2, qwen3, gemma3")
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--peers", default="", help="folder with packages: accelerate, trl and what they need")
     parser.add_argument("--only", nargs="*", choices=[*PARTS, "memory"], default=[*PARTS, "memory"])
@@ -366,13 +381,17 @@ def main() -> None:
     if options.peers:
         sys.path.append(options.peers)
     findings = Findings("bases", options.json)
-    rows: list[Row] = [memory(options.model)] if "memory" in options.only else []
-    pair = Pair(options.model, options.context) if set(options.only) & set(PARTS) else None
-    for name, part in PARTS.items():
-        if pair is not None and name in options.only:
-            for row in part(pair):
-                print(*row[:3], sep=" | ", file=sys.stderr, flush=True)
-                rows.append(row)
+    rows: list[Row] = []
+    for case in options.random:
+        from tracks.bases.tests.public_models import save_folder
+
+        with tempfile.TemporaryDirectory() as folder:
+            save_folder(case, Path(folder), max_position_embeddings=options.context)
+            rows += compared(folder, options.context, [name for name in SAME if name in options.only], f"{case}: ")
+    if options.model and "memory" in options.only:
+        rows.append(memory(options.model))
+    if options.model and set(options.only) & set(PARTS):
+        rows += compared(options.model, options.context, [name for name in PARTS if name in options.only])
     findings.show(
         table_of("", "What | Found | Goal | Reached", [[*row[:3], "yes" if row[3] else "no"] for row in rows])
     )

@@ -98,6 +98,7 @@ def soak_server(minutes: float, clients: int, slots: int) -> dict[str, Any]:
         "latency, last": statistics.median(last),
         "health p50": statistics.median(waits),
         "health worst": max(waits),
+        "looks": looks,
     }
 
 
@@ -180,6 +181,7 @@ def main() -> None:
         found |= soak_server(options.minutes, options.clients, options.slots)
     if "training" in options.only:
         found |= soak_training(options.minutes)
+    looks = found.pop("looks", [])
     rows = [
         [name, " ± ".join(f"{x:.2f}" for x in value) if isinstance(value, tuple) else value]
         for name, value in found.items()
@@ -187,7 +189,7 @@ def main() -> None:
     findings.show(table_of("", "Figure | Value", rows))
     missed = missed_goals(found)
     print(f"goals missed: {', '.join(missed)}" if missed else "all goals are reached")
-    findings.add(missed=missed)
+    findings.add(missed=missed, looks=[{"seconds": t, "memory": size, "files": files} for t, size, files in looks])
     findings.finish()
     sys.exit(1 if missed else 0)
 

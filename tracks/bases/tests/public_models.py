@@ -142,10 +142,10 @@ def make_model(case: str, **more: Any) -> transformers.PreTrainedModel:
 
 
 def save_folder(
-    case: str, folder: Path, shard: str = "1GB", template: str | None = CHATML
+    case: str, folder: Path, shard: str = "1GB", template: str | None = CHATML, **more: Any
 ) -> transformers.PreTrainedModel:
-    """Save the model of a case as a folder; return it."""
-    model = make_model(case)
+    """Save the model of a case as a folder; return it. more: settings of its config."""
+    model = make_model(case, **more)
     model.save_pretrained(folder, max_shard_size=shard)
     save_tokenizer(case, folder, template)
     return model
