@@ -136,7 +136,7 @@ def _card(model: PublicGPT, manifest: Record, checks: list[str]) -> str:
 CARD = """\
 # {architecture}, from {origin}
 
-{parameters:,} parameters in fp32: the model that came from {origin}, at stage {stage}, step {step}.
+{parameters:,} parameters: the model that came from {origin}, at stage {stage}, step {step}.
 Here it learned from: {learned}.
 
 The license of the original weights holds for these too: {licence}.

@@ -1,6 +1,7 @@
 """Write a trained model as files for other programs, load them again and compare.
 
 python -m tracks.export.export --source=sft --tag=d8 --format=hf --out=my-model
+python -m tracks.export.export --source=sft --tag=d8 --dtype=bf16
 python -m tracks.export.export -i base --tag=d8 --format=gguf
 python -m tracks.export.export --source=sft --tag=d8 --push=user/name
 """
@@ -24,6 +25,7 @@ class Config(ModelChoice):
         "hf", "hf (transformers), gguf (llama.cpp), or only the tokenizer of hf"
     )
     out: str = option("", "new folder to write (default: one in NANOCHAT_BASE_DIR)")
+    dtype: Literal["fp32", "bf16"] = option("fp32", "of the weights in the files: fp32, or bf16 for --format=hf")
     push: str = option("", "also upload it to the hub, to this user/name: private, with the token in HF_TOKEN")
     public: bool = option(False, "let everybody see what --push uploads; a repository that exists keeps its visibility")
 
@@ -32,6 +34,10 @@ class Config(ModelChoice):
             check_repo(self.push)
         elif self.public:
             raise UserError("--public is for an upload: add --push=user/name")
+        if self.dtype != "fp32" and self.format != "hf":
+            raise UserError(f"--dtype={self.dtype} is for --format=hf (llama.cpp's own program quantizes GGUF files)")
+        if self.dtype != "fp32" and self.quant:
+            raise UserError(f"--quant={self.quant} has rounded the weights already: leave --dtype={self.dtype} out")
 
 
 def main(config: Config) -> None:
@@ -47,10 +53,10 @@ def main(config: Config) -> None:
     # Comparisons need fp32 on both sides.
     with setup("cpu", "fp32") as runtime:
         model, tokenizer, checkpoint = load_chosen(config, runtime)
-        exported = hf.Exported(name, model, tokenizer, checkpoint.manifest)
+        exported = hf.Exported(name, model, tokenizer, checkpoint.manifest, config.dtype)
         hf.export(writers[config.format], exported, out)
     print0(f"export: {out}")
-    # Only what was compared is there to be uploaded.
+    # Only what was compared, and then perhaps rounded, is there to be uploaded.
     if config.push:
         print0(f"pushed to {push(out, config.push, config.public)}")
 

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nanochat import registry
@@ -22,7 +22,7 @@ from nanochat.errors import UserError
 from nanochat.gpt import GPT, NORM_EPS, Block, GPTConfig, norm
 from nanochat.log import Record, markdown_table, print0, table_of
 from nanochat.models import IDLE, PLAIN, config_fields
-from nanochat.paths import new_folder, write_json, write_text
+from nanochat.paths import new_folder, read_json, write_json, write_text
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
 from tracks.export import tokenizers as tokenizer_files
@@ -40,18 +40,21 @@ class Exported:
     model: GPT
     tokenizer: Tokenizer
     manifest: Record  # of the checkpoint
+    dtype: str = "fp32"  # of the weights in the files of `transformers`; or bf16
 
 
 def export(write: Callable[[Exported, Path], Iterable[str]], exported: Exported, out: Path) -> None:
     """Write a new folder; if a comparison fails, nothing is left.
 
-    write: from the model and a folder, which it fills, to sentences about the comparisons.
+    write: from the model and a folder, which it fills, to sentences about the comparisons, which are in fp32.
     """
     if out.exists():
         raise UserError(f"{out} exists already: remove it, or name another --out")
     with new_folder(out) as part:
         for sentence in write(exported, part):
             print0(sentence)
+        if exported.dtype == "bf16":
+            print0(round_weights(exported.model, part))
 
 
 def has_own_writers(exported: Exported) -> bool:
@@ -378,6 +381,38 @@ def compare_models(exported: Exported, loaded: "PreTrainedModel") -> str:
     return f"logits: the largest difference in fp32 is {worst:.2e}, over {2 * length:,} tokens"
 
 
+@torch.inference_mode()
+def round_weights(model: GPT, folder: Path) -> str:
+    """Round a compared folder's weights to bf16; return a sentence on what that changes, the card's last one.
+
+    UserError if `transformers` does not read the rounded weights, or computes no numbers with them.
+    """
+    path, part = folder / "model.safetensors", folder / "part.safetensors"
+    weights = {name: weight.bfloat16() for name, weight in load_file(path).items()}
+    save_file(weights, part, {"format": "pt"})
+    part.replace(path)
+    write_json(folder / "config.json", read_json(folder / "config.json") | {"dtype": "bfloat16"})
+    has_code = (folder / f"{CODE}.py").exists()
+    automatic = transformers().AutoModelForCausalLM
+    loaded = automatic.from_pretrained(folder, dtype=torch.float32, trust_remote_code=has_code)
+    read = loaded.state_dict()
+    others = [name for name, weight in weights.items() if name not in read or not read[name].equal(weight.float())]
+    if others:
+        raise UserError(f"transformers reads other weights than were rounded, {others[0]} for one: it is not kept")
+    shape = 1, min(model.config.max_seq_len, 2048)
+    ids = torch.randint(model.config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
+    logits = model(ids)
+    difference = (loaded(ids).logits - logits).abs()
+    if not difference.isfinite().all():
+        raise UserError("with weights in bf16 the model computes values that are not finite, it is not kept")
+    found = f"by {difference.mean():.1e} on average, at most by {difference.max():.1e}, of {shape[1]:,} random tokens"
+    spread = logits.max() - logits.min()
+    sentence = f"weights: then rounded to bf16, which changes logits (their range is {spread:.1f}) {found}"
+    card = folder / "README.md"
+    write_text(card, f"{card.read_text(encoding='utf-8').rstrip()}\n- {sentence}\n")
+    return sentence
+
+
 # ---- the model card ----
 
 # Patterns for names of texts and tasks -> the licenses of these data as far as we know them.
@@ -417,7 +452,7 @@ tags:
 
 A language model trained with nanochat: {architecture.name} with {parameters:,} parameters, {config.depth} layers, width
 {config.width}, {config.heads} heads ({config.kv_heads} for keys and values), context {config.max_seq_len:,}, vocabulary
-{config.vocab_size:,}. Weights are in fp32.
+{config.vocab_size:,}. Weights are in {exported.dtype}.
 
 ## Use
 

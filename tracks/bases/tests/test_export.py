@@ -13,6 +13,7 @@ from tracks.bases.sources import open_source, weights_of
 from tracks.bases.tests.public_models import CASES, CHATML, model_of, save_folder, save_gguf
 from tracks.bases.tests.test_template import conversations
 from tracks.bases.tokenizer import PublicTokenizer
+from tracks.export import hf
 
 
 def record_of(place: Path) -> dict:
@@ -64,6 +65,18 @@ def test_a_gguf_file_goes_out_as_a_folder_and_comes_in_again(case: str, tmp_path
     assert list(again.definition.prefix) == list(source.definition.prefix) == ([0] if case == "gemma3" else [])
     weights, expected = weights_of(again), weights_of(source)
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def test_rounded_weights_come_in_again(tmp_path: Path) -> None:
+    save_folder("llama", tmp_path / "in")
+    source = open_source(str(tmp_path / "in"))
+    record = record_of(tmp_path / "in")
+    exported = hf.Exported("llama", model_of(source), PublicTokenizer(source.definition), record, "bf16")
+    hf.export(hf.write_folder, exported, tmp_path / "out")
+    again, expected = weights_of(open_source(str(tmp_path / "out"))), weights_of(source)
+    assert again.keys() == expected.keys()
+    assert all(torch.equal(again[name], weight.bfloat16().float()) for name, weight in expected.items())
+    assert "- weights: then rounded to bf16" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 
 
 def test_a_shorter_context_is_written(tmp_path: Path) -> None:

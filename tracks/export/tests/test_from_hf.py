@@ -53,6 +53,14 @@ def test_a_model_that_others_trained_and_saved_comes_back(folder, tmp_path) -> N
         assert torch.equal(weight, model.get_parameter(name).float()), name
 
 
+def test_rounded_weights_come_back(folder, tmp_path) -> None:
+    export.main(export.Config(source="sft", tag="d1", out=str(tmp_path / "half"), dtype="bf16"))
+    main(Config(folder=str(tmp_path / "half"), tag="home"))
+    before, after = opened("d1")[0].state_dict(), opened("home")[0].state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(after[name], weight.bfloat16().float()) for name, weight in before.items())
+
+
 def test_mistakes_are_refused_and_leave_nothing(folder, tmp_path) -> None:
     def refused(message: str):
         with pytest.raises((ValueError, OSError), match=message):

@@ -11,13 +11,16 @@ import pytest
 import torch
 import transformers
 from models import CONFIGS, SMALL, lively
+from safetensors.torch import load_file, save_file
 
 from nanochat import chat
 from nanochat.checkpoint import learned_from
+from nanochat.errors import UserError
 from nanochat.gpt import GPTConfig
 from nanochat.models import IDLE, config_fields, config_with
 from nanochat.tokenizer import Tokenizer
 from tracks.export import gguf, hf
+from tracks.export.export import Config
 from tracks.export.hf import ARCHITECTURES, Exported, architecture_of, unsupported
 from tracks.export.tests.exports import through_folder, tokenizer_of, trained
 from tracks.export.tokenizers import sample_texts
@@ -34,12 +37,12 @@ def tokenizer():
     return tokenizer_of()
 
 
-def exported(write, name: str, tokenizer: Tokenizer, out: Path):
+def exported(write, name: str, tokenizer: Tokenizer, out: Path, dtype: str = "fp32"):
     """The model, the folder with the export, and the output."""
     model = trained(MODELS[name], tokenizer)
     manifest = MANIFEST | {"tokenizer": {"tag": "default", "hash": tokenizer.content_hash}}
     with contextlib.redirect_stdout(io.StringIO()) as output:
-        hf.export(write, Exported(out.name, model, tokenizer, manifest), out)
+        hf.export(write, Exported(out.name, model, tokenizer, manifest, dtype), out)
     return model, out, output.getvalue()
 
 
@@ -112,6 +115,47 @@ def test_the_card_has_shape_and_origin_of_the_model(folder) -> None:
     for part in (f"{parameters:,} parameters", "vocabulary\n701", "1 for keys and values", "'torch': '2.11'", "step 4"):
         assert part in card
     assert card.endswith(f"- {output.splitlines()[-1]}\n")
+
+
+def test_weights_are_rounded_on_request(folder, tokenizer, tmp_path) -> None:
+    model, plain, _ = folder
+    name = list(MODELS)[ARCHITECTURES.index(architecture_of(model.config))]
+    _, out, output = exported(hf.write_folder, name, tokenizer, tmp_path / "out", "bf16")
+    expected, rounded = (load_file(path / "model.safetensors") for path in (plain, out))
+    assert rounded.keys() == expected.keys()
+    assert all(torch.equal(rounded[name], weight.bfloat16()) for name, weight in expected.items())
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(out, trust_remote_code=name == "own")
+    assert theirs.dtype == torch.bfloat16
+    assert theirs.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=4, do_sample=False).shape == (1, 7)
+    # The comparison before is in fp32; the card has both, and no other file is there.
+    lines = output.splitlines()
+    assert "the largest difference in fp32" in lines[-2]
+    assert lines[-1].startswith("weights: then rounded to bf16, which changes logits (their range is ")
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert card.endswith(f"- {lines[-2]}\n- {lines[-1]}\n")
+    assert "Weights are in bf16." in card
+    assert {path.name for path in out.iterdir()} == {path.name for path in plain.iterdir()}
+
+
+def test_weights_that_were_not_read_are_not_kept(tokenizer, tmp_path, monkeypatch) -> None:
+    name = "model.layers.0.mlp.fc1.weight"
+
+    def save(weights: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
+        one_more = {name: weights[name] + 1} if weights[name].dtype == torch.bfloat16 else {}
+        save_file(weights | one_more, path, metadata)
+
+    monkeypatch.setattr(hf, "save_file", save)
+    with pytest.raises(UserError, match=f"transformers reads other weights than were rounded, {name} for one"):
+        exported(hf.write_folder, "nanochat", tokenizer, tmp_path / "out", "bf16")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rounding_is_for_folders_of_transformers() -> None:
+    for form in ("gguf", "tokenizer"):
+        with pytest.raises(UserError, match=r"^--dtype=bf16 is for --format=hf \(llama.cpp's own"):
+            Config(source="sft", tag="d1", format=form, dtype="bf16")
+    with pytest.raises(UserError, match=r"^--quant=int8-row has rounded the weights already: leave --dtype=bf16 out"):
+        Config(source="sft", tag="d1", quant="int8-row", dtype="bf16")
 
 
 QUESTION = {"role": "user", "content": "What is 12 * 34?"}
