@@ -296,7 +296,7 @@ def test_a_server_without_memory_replaces_its_engine_until_it_fails_too_often(tm
 
     def stream():
         with server.http.stream(
-            "POST", "/v1/completions", json={"prompt": "x", "max_tokens": 8000, "stream": True}
+            "POST", "/v1/completions", json={"prompt": "x", "max_tokens": 8000, "temperature": 0, "stream": True}
         ) as r:
             return [line for line in r.iter_lines() if line]
 

@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from base_runs import STEPS, Base, files_of
+from base_runs import Base, files_of
 from conftest import ROOT, copy_runs
 from test_speedrun import until
 
 from nanochat.paths import saved_steps
 
+STEPS = 60  # after a few of them the run must still have a second's work to do
+LONG = f"--num-iterations={STEPS}"
 # In the place of scripts.plan: a check of nothing, and a short base training. test_plan.py has the plan of nodes.
 PLAN = """
 import os
@@ -66,7 +68,7 @@ def free_port():
 def base(tmp_path_factory):
     """With a run of four ranks that nothing disturbs, `straight`, and the folder of the checkout that nodes share."""
     base = Base(tmp_path_factory.mktemp("base"))
-    base.run("straight", ranks=4)
+    base.run("straight", LONG, ranks=4)
     home = base.folder / "a checkout"
     for folder in ("nanochat", "scripts", "tasks", "tracks"):
         shutil.copytree(ROOT / folder, home / folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -149,7 +151,7 @@ def kill_a_rank(script: Script, chance: random.Random, most: int = 1500):
 
 
 def test_slurm_saves_and_requeues_and_sky_ends_the_run_though_a_rank_is_killed(base, seed) -> None:
-    job = slurm(base)
+    job = slurm(base, LONG)
     base.wait_for("nodes", 4)
     job.process.send_signal(signal.SIGUSR1)
     said = job.ends()
@@ -158,11 +160,11 @@ def test_slurm_saves_and_requeues_and_sky_ends_the_run_though_a_rank_is_killed(b
     assert saved_steps(base.of("nodes"))[-1] == stopped < STEPS
     assert (job.home / "requeued").read_text().strip().isdigit()
 
-    head, other = sky(base)
+    head, other = sky(base, LONG)
     kill_a_rank(head, random.Random(seed))
     said = head.ends() + other.ends()
     assert said.count("ranks: 4, precision: fp32") >= 2  # torchrun has started all of them again
-    assert files_of(base.of("nodes")) == files_of(base.of("straight"))
+    assert files_of(base.of("nodes"), STEPS) == files_of(base.of("straight"), STEPS)
 
 
 @pytest.mark.slow
