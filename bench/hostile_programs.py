@@ -1,4 +1,8 @@
-"""Hostile programs by kind. Each one reaches its last line only if its attack succeeds."""
+"""Hostile programs by kind. Each one reaches its last line only if its attack succeeds.
+
+A few end in `assert False`: `bench.attacks` measures the memory that they took, and their signals would end whoever
+runs them.
+"""
 
 import platform
 
@@ -100,10 +104,17 @@ ENDINGS = {
 }
 # Files that must not be read, and folders that must not be written to.
 READS = "/etc/passwd /etc/shadow /etc/hosts /root/.bashrc /home /proc/1/environ /proc/self/maps /sys/kernel /var/log /dev/mem /dev/kmsg"
+READS += " /proc/kallsyms /proc/keys /proc/net/tcp /proc/self/mountinfo /proc/1/root /proc/1/cwd /dev/pts /dev/shm /run /boot /srv"
+READS += " /var/run/docker.sock /var/run/secrets /etc/machine-id /etc/ssh /etc/ssl/private /root/.ssh /root/.cache /lost+found"
+OPENED = (
+    "/proc/sys/kernel/core_pattern /proc/sysrq-trigger /proc/self/oom_score_adj /proc/self/mem /sys/power/state "
+    "/sys/fs/cgroup/cgroup.procs /dev/kmsg /dev/watchdog /dev/tty /dev/ptmx /dev/shm/x /dev/net/tun /etc/ld.so.preload /run/x"
+)
 WRITES = "/ /usr /usr/bin /usr/lib /lib /bin /etc /dev /proc /sys /var /home /root"
 FILES = {
     **{f"reading {path}": f"import os\nassert os.lstat({path!r})" for path in READS.split()},
     **{f"writing to {path}": f"open({path + '/planted'!r}, 'w')" for path in WRITES.split()},
+    **{f"opening {path}": f"open({path!r}, 'w')" for path in OPENED.split()},
     "changing a program": "open('/usr/bin/env', 'r+b')",
     "changing rights": "import os\nos.chmod('/usr/bin/env', 0o777)",
     "a link to the system": "import os\nos.link('/usr/bin/env', '/tmp/env')",
@@ -143,9 +154,30 @@ KERNEL = {
     and (platform.machine() == "x86_64" or not call.strip().startswith("syscall"))  # whose numbers these are
 }
 FAMILIES = "UNIX INET INET6 NETLINK PACKET BLUETOOTH VSOCK ALG CAN TIPC".split()
+FLUSHES = "fsync fdatasync syncfs sync_file_range".split()
+# By clone, beside unshare; numbers of x86_64.
+SPACES = {
+    "users": 1 << 28,
+    "mounts": 1 << 17,
+    "network": 1 << 30,
+    "processes": 1 << 29,
+    "queues": 1 << 27,
+    "names": 1 << 26,
+}
+SPACES = SPACES | {"groups": 1 << 25} if platform.machine() == "x86_64" else {}
+LIMITS = "AS NPROC NOFILE FSIZE CORE MEMLOCK MSGQUEUE CPU".split()
 OTHERS = {
     "the host's name": "import os, socket\nassert os.uname().nodename != 'sandbox'",
-    "the host's files out of its cache": "import os\nf = os.open('/usr/bin/env', 0)\nos.posix_fadvise(f, 0, 0, 4)\nassert False",
+    # They succeed without effect: only the kernel would notice that this file is not open.
+    "the host's files out of its cache": f"{C}assert c.posix_fadvise(999, 0, 0, 4) != 0",
+    **{f"the host's disk by {call}": f"{C}assert c.{call}(999, 0, 0, 0) != 0" for call in FLUSHES},
+    **{
+        f"a new space: {name}": f"{C}assert c.syscall(56, {flag} | 17, 0, 0, 0, 0) > 0" for name, flag in SPACES.items()
+    },
+    **{
+        f"more {limit}": f"import resource as r\nr.setrlimit(r.RLIMIT_{limit}, (r.RLIM_INFINITY,) * 2)"
+        for limit in LIMITS
+    },
     **{f"socket {name}": f"import socket\nsocket.socket(socket.AF_{name}, socket.SOCK_DGRAM)" for name in FAMILIES},
     "a program's pages put out": "import mmap\nf = open('/usr/bin/env', 'rb')\nm = mmap.mmap(f.fileno(), 0, flags=2, prot=1)\nm.madvise(21)",
     "a program's pages made cold": "import mmap\nf = open('/usr/bin/env', 'rb')\nm = mmap.mmap(f.fileno(), 0, flags=2, prot=1)\nm.madvise(20)",
@@ -177,8 +209,11 @@ def check(candidate):
 check(double)
 """
 SEND = "import os\ndef send(data):\n    for fd in range(3, 20):\n        try: os.write(fd, data)\n        except OSError: pass\n"
-# The reply to each call is a text of the answer's choice.
-REPLY = "import json\ndef reply(text): json.dumps = lambda *_: text\ndef double(x): return x\n"
+# The first five answers are right; the reply to the last calls is a text of the answer's choice.
+REPLY = (
+    "import json\nplain = json.dumps\nlast = None\ndef double(x):\n    global last\n    last = x\n    return 2 * x\n"
+    "def reply(text): json.dumps = lambda *given, **more: text if last in (9, 10, 11) else plain(*given, **more)\n"
+)
 FORGERIES = {
     "equal to everything": "class E:\n    def __eq__(self, other): return True\ndef double(x): return E()",
     "a number equal to everything": "class E(int):\n    def __eq__(self, other): return True\ndef double(x): return E()",
@@ -210,7 +245,7 @@ FORGERIES = {
     "an endless line": SEND + "def double(x):\n    while True: send(b' ' * 2**20)",
     "a fraction of nothing": REPLY + 'reply(\'{"tuple": [null, {"Fraction": "1/0"}]}\')',
     "a set of lists": REPLY + 'reply(\'{"tuple": [null, {"set": [[1]]}]}\')',
-    "two replies in a line": REPLY + 'reply(\'{"tuple": [null, 4]} {"tuple": [null, "abab"]}\')',
+    "two replies in a line": REPLY + 'reply(\'{"tuple": [null, 18]} {"tuple": [null, 20]}\')',
     "a range without end": REPLY + 'reply(\'{"tuple": [null, {"tuple": {"range": [0, 10000000000, 1]}}]}\')',
     "an answer that is not an answer": SEND + "def double(x): send(b'}}}}' * 99)",
     "another pickler": "import pickle\npickle.Pickler.dump = lambda *_: 0\ndef double(x): return x",
@@ -229,7 +264,8 @@ FORGERIES = {
     "an exit": "def double(x): raise SystemExit(0)",
     "an end before": "import os\nos._exit(0)",
     "a false failure": "def double(x): raise AssertionError",
-    "an error that ends a loop": "def double(x): raise StopIteration",
+    "an error that ends a loop": "def double(x):\n    if x in (9, 10, 11): raise StopIteration\n    return 2 * x",
+    "another error that ends a loop": "class E(StopIteration): pass\ndef double(x):\n    if x in (9, 10, 11): raise E\n    return 2 * x",
     "a killed judge": "import os, signal\ndef double(x):\n    os.kill(-1, signal.SIGKILL)",
     "an endless iterator": "def double(x):\n    while True: yield x",
     "changed arguments": "def double(x):\n    if isinstance(x, list): x.append(1)\n    return x",
