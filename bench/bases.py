@@ -43,7 +43,7 @@ MEMORY = 1.3  # times the weights in fp32
 class Pair:
     """The same model here and in `transformers`, and their tokenizers."""
 
-    def __init__(self, place: str, context: int) -> None:
+    def __init__(self, place: str, context: int, is_random: bool = False) -> None:
         import torch
         import transformers
 
@@ -57,7 +57,9 @@ class Pair:
         where = {"gguf_file": path.name} if path.is_file() else {}
         folder = path.parent if path.is_file() else path
         self.theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **where).eval()
-        self.their_tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **where)
+        # AutoTokenizer has a class for Qwen2 that splits as Qwen2's own vocabulary does, whatever tokenizer.json says.
+        tokenizers = transformers.PreTrainedTokenizerFast if is_random else transformers.AutoTokenizer
+        self.their_tokenizer = tokenizers.from_pretrained(folder, **where)
         self.source = open_source(place, context)
         self.tokenizer = PublicTokenizer(self.source.definition)
         self.ours: Any = new_model(self.source.config, attention="chunks").to_empty(device="cpu")
@@ -368,8 +370,8 @@ OF_RANDOM = [name for name in PARTS if name != "generate"]  # parts that say som
 
 
 def compared(place: str, context: int, only: list[str], name: str = "") -> list[Row]:
-    """Return the rows of these parts, each shown as soon as it is found. name: of the model, before each."""
-    pair = Pair(place, context)
+    """Return the rows of these parts, each shown as soon as it is found. name: of a random model, before each."""
+    pair = Pair(place, context, bool(name))
     rows = []
     for part in only:
         for what, *rest in PARTS[part](pair):
