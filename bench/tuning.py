@@ -1,10 +1,11 @@
 """Fine-tuning a public model, ours and trl's SFTTrainer in turn, on the same rows, in fp32.
 
-    python -m bench.tuning --model=PLACE --peers FOLDER [--mixture GSM8K] [--steps 12]
+    python -m bench.tuning --model=PLACE --peers FOLDER [--mixture GSM8K] [--steps 8]
 
 A place is a folder or a GGUF file, as tracks.bases.bring reads it. Ours is `scripts.chat_sft` with a user's flags and
-the times in its log. trl trains the model that `transformers` makes of the same files, with AdamW, on the rows that our
-loader packed, so it tokenizes nothing. --peers: a folder with trl, datasets and accelerate (`pip install --target`).
+the times in its log. trl trains the model that we export again as a folder in fp32 (it refuses GGUF files), with AdamW,
+on the rows that our loader packed, so it tokenizes nothing. --peers: a folder with trl, datasets and accelerate (`pip
+install --target`).
 Every run is a process of its own.
 """
 
@@ -31,16 +32,18 @@ FIGURES = [
 
 
 def prepare(job: dict) -> None:
-    """Bring the model in, and write the rows that our loader makes of the mixture."""
+    """Bring the model in, write it as a folder for trl, and the rows that our loader makes of the mixture."""
     import numpy as np
 
     from nanochat.models import described, tokenizer_of
     from nanochat.packing import ChatLoader
     from tasks import open_tasks
-    from tracks.bases.bring import Config, main
+    from tracks.bases import bring
+    from tracks.export import export
 
     options = argparse.Namespace(**job)
-    main(Config(from_=options.model, tag="bench", source="base", context=options.length))
+    bring.main(bring.Config(from_=options.model, tag="bench", source="base", context=options.length))
+    export.main(export.Config(source="base", tag="bench", out=str(Path(options.folder, "folder"))))
     tokenizer = tokenizer_of(described("base_train", "bench"))
     [task] = open_tasks(options.mixture).values()
     with ChatLoader(task, tokenizer, options.rows, options.length, seed=0) as loader:
@@ -61,7 +64,7 @@ def ours(job: dict, extra: str):
     flags = ["--source=base", "--model-tag=bench", "--tag=tuned", f"--mixture={options.mixture}", "--dtype=fp32"]
     flags += [f"--max-seq-len={options.length}", f"--device-batch-size={options.device_batch}", "--no-warm-start"]
     flags += [f"--total-batch-size={options.rows * options.length}", f"--num-iterations={options.steps}"]
-    flags += ["--eval-every=-1", "--eval-metrics-every=-1", "--save-every=-1", *extra.split()]
+    flags += ["--eval-every=-1", "--eval-metrics-every=-1", "--save-every=-1", "--resume=never", *extra.split()]
 
     def figures(_: None):
         log = read_metrics(Path(options.folder, "chat_sft/tuned/metrics.jsonl"))
@@ -81,11 +84,9 @@ def trl(job: dict, checkpointing: bool):
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
-    path = Path(options.model)
-    where: dict[str, Any] = {"gguf_file": path.name} if path.is_file() else {}
-    folder = path.parent if path.is_file() else path
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **where)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **where)
+    folder = Path(options.folder, "folder")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     inputs, targets = (np.load(Path(options.folder, f"{name}.npy")) for name in ("inputs", "targets"))
     labels = np.where(targets < 0, -100, targets)
     # Their labels stand under their inputs: a row gets one token more.
@@ -122,7 +123,8 @@ def trl(job: dict, checkpointing: bool):
     )
 
     def collate(batch: list[dict]) -> dict[str, torch.Tensor]:
-        return {name: torch.tensor([row[name] for row in batch]) for name in ("input_ids", "labels")}
+        tensors = {name: torch.tensor([row[name] for row in batch]) for name in ("input_ids", "labels")}
+        return tensors | {"attention_mask": torch.ones_like(tensors["input_ids"])}
 
     trainer = SFTTrainer(
         model, config, train_dataset=rows, processing_class=tokenizer, data_collator=collate, callbacks=[Clock()]
@@ -139,7 +141,7 @@ def trl(job: dict, checkpointing: bool):
 
 
 def main() -> None:
-    parser = parser_of("tuning", __doc__, **{"steps": 12, "rows": 4, "device-batch": 4, "length": 512})
+    parser = parser_of("tuning", __doc__, **{"steps": 8, "rows": 16, "device-batch": 4, "length": 512})
     parser.add_argument("--model", required=True, help="folder or GGUF file")
     parser.add_argument("--peers", default="", help="folder with trl, datasets and accelerate")
     parser.add_argument("--mixture", default="GSM8K", help="a task, as scripts.chat_sft takes it")
