@@ -365,7 +365,7 @@ PARTS: dict[str, Callable[[Pair], Iterator[Row]]] = {
 }
 
 
-FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
+RANDOM_MODELS = ("llama", "qwen2", "qwen3", "gemma3")  # cases of the tests
 OF_RANDOM = [name for name in PARTS if name != "generate"]  # parts that say something about random weights
 
 
@@ -384,7 +384,9 @@ def main() -> None:
     parser = parser_of("bases", __doc__)
     models = parser.add_mutually_exclusive_group(required=True)
     models.add_argument("--model", default="", help="folder or GGUF file")
-    models.add_argument("--random", nargs="+", choices=FAMILIES, default=[], help="tiny models with random weights")
+    models.add_argument(
+        "--random", nargs="+", choices=RANDOM_MODELS, default=[], help="tiny models with random weights"
+    )
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--peers", default="", help="folder with packages: accelerate, trl and what they need")
     parser.add_argument("--only", nargs="*", choices=[*PARTS, "memory"], default=[*PARTS, "memory"])

@@ -156,7 +156,7 @@ KERNEL = {
 FAMILIES = "UNIX INET INET6 NETLINK PACKET BLUETOOTH VSOCK ALG CAN TIPC".split()
 FLUSHES = "fsync fdatasync syncfs sync_file_range".split()
 # By clone, beside unshare; numbers of x86_64.
-SPACES = {
+NAMESPACES = {
     "users": 1 << 28,
     "mounts": 1 << 17,
     "network": 1 << 30,
@@ -164,7 +164,7 @@ SPACES = {
     "queues": 1 << 27,
     "names": 1 << 26,
 }
-SPACES = SPACES | {"groups": 1 << 25} if platform.machine() == "x86_64" else {}
+NAMESPACES = NAMESPACES | {"groups": 1 << 25} if platform.machine() == "x86_64" else {}
 LIMITS = "AS NPROC NOFILE FSIZE CORE MEMLOCK MSGQUEUE CPU".split()
 OTHERS = {
     "the host's name": "import os, socket\nassert os.uname().nodename != 'sandbox'",
@@ -172,7 +172,8 @@ OTHERS = {
     "the host's files out of its cache": f"{C}assert c.posix_fadvise(999, 0, 0, 4) != 0",
     **{f"the host's disk by {call}": f"{C}assert c.{call}(999, 0, 0, 0) != 0" for call in FLUSHES},
     **{
-        f"a new space: {name}": f"{C}assert c.syscall(56, {flag} | 17, 0, 0, 0, 0) > 0" for name, flag in SPACES.items()
+        f"a new namespace: {name}": f"{C}assert c.syscall(56, {flag} | 17, 0, 0, 0, 0) > 0"
+        for name, flag in NAMESPACES.items()
     },
     **{
         f"more {limit}": f"import resource as r\nr.setrlimit(r.RLIMIT_{limit}, (r.RLIM_INFINITY,) * 2)"

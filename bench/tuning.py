@@ -5,8 +5,7 @@
 A place is a folder or a GGUF file, as tracks.bases.bring reads it. Ours is `scripts.chat_sft` with a user's flags and
 the times in its log. trl trains the model that we export again as a folder in fp32 (it refuses GGUF files), with AdamW,
 on the rows that our loader packed, so it tokenizes nothing. --peers: a folder with trl, datasets and accelerate (`pip
-install --target`).
-Every run is a process of its own.
+install --target`). Every run is a process of its own.
 """
 
 import argparse

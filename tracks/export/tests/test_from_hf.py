@@ -1,6 +1,7 @@
 """import_hf reads back what export wrote, fine-tuned by others or not; other folders leave nothing."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from nanochat.checkpoint import manifest_hash
 from nanochat.gpt import GPT
-from nanochat.models import load_model
+from nanochat.models import Trained, load_model
 from nanochat.runtime import setup
 from tracks.export import export, hf
 from tracks.export.import_hf import Config, main
@@ -17,7 +18,7 @@ from tracks.export.tests.exports import tokenizer_of
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "base"))
     fields = {"preset": "induction", "max_seq_len": 128, "more": {"stage": "chat_sft"}}
     leave_model(tmp_path / "base", "chat_sft", "d1", tokenizer_of(), **fields)
@@ -25,7 +26,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "out"
 
 
-def opened(tag: str):
+def opened(tag: str) -> Trained:
     with setup("cpu", "fp32") as runtime:
         return load_model("chat_sft", tag, -1, runtime)
 
@@ -62,7 +63,7 @@ def test_rounded_weights_come_back(folder, tmp_path) -> None:
 
 
 def test_mistakes_are_refused_and_leave_nothing(folder, tmp_path) -> None:
-    def refused(message: str):
+    def refused(message: str) -> None:
         with pytest.raises((ValueError, OSError), match=message):
             main(Config(folder=str(folder), tag="home"))
         assert not list(tmp_path.glob("base/*/home"))

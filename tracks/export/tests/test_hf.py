@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from nanochat import chat
 from nanochat.checkpoint import learned_from
 from nanochat.errors import UserError
-from nanochat.gpt import GPTConfig
+from nanochat.gpt import GPT, GPTConfig
 from nanochat.models import IDLE, config_fields, config_with
 from nanochat.tokenizer import Tokenizer
 from tracks.export import gguf, hf
@@ -33,11 +33,11 @@ MANIFEST["data"] = [{"source": "world-2", "split": "train"}, {"source": "world-2
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
+def tokenizer() -> Tokenizer:
     return tokenizer_of()
 
 
-def exported(write, name: str, tokenizer: Tokenizer, out: Path, dtype: str = "fp32"):
+def exported(write, name: str, tokenizer: Tokenizer, out: Path, dtype: str = "fp32") -> tuple[GPT, Path, str]:
     """The model, the folder with the export, and the output."""
     model = trained(MODELS[name], tokenizer)
     manifest = MANIFEST | {"tokenizer": {"tag": "default", "hash": tokenizer.content_hash}}
@@ -47,11 +47,11 @@ def exported(write, name: str, tokenizer: Tokenizer, out: Path, dtype: str = "fp
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def folder(request, tokenizer, tmp_path_factory):
+def folder(request, tokenizer, tmp_path_factory) -> tuple[GPT, Path, str]:
     return exported(hf.write_folder, request.param, tokenizer, tmp_path_factory.mktemp("hf") / "a model")
 
 
-def changed(preset: str, name: str):
+def changed(preset: str, name: str) -> GPTConfig | None:
     """A small config of a preset with one field changed; None if no other value is valid for this field alone."""
     usual = {**IDLE, **asdict(config_with(CONFIGS[preset]))}
     value = usual[name]

@@ -45,7 +45,7 @@ class Lab:
         self.home, self.spec, self.ledger = folder / "lab/mix", folder / "mix.toml", folder / "mix.looks.txt"
         self.spec.write_text(SPEC.replace("FOLDER", str(folder)))
 
-    def start(self, *flags: str):
+    def start(self, *flags: str) -> subprocess.Popen[str]:
         command = [self.python, "-m", "tracks.lab.run", f"--spec={self.spec}", "--jobs=2", *flags]
         places = {"NANOCHAT_BASE_DIR": f"{self.folder}", "NANOCHAT_HUB": f"{self.folder}/hub", "OMP_NUM_THREADS": "1"}
         pipe = subprocess.PIPE
