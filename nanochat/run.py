@@ -29,7 +29,7 @@ from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome
 from nanochat.param_groups import build_groups
 from nanochat.paths import saved_steps
-from nanochat.runtime import Runtime, setup, stop_requests
+from nanochat.runtime import Runtime, keep_freed_memory, setup, stop_requests
 from nanochat.scaling import RunPlan
 from nanochat.settings import TrainingSettings
 from nanochat.start import Config, FineTuning, Pretraining, Start, start_from_parent, start_new
@@ -67,6 +67,8 @@ def _opened(stage: str, config: TrainingSettings) -> Iterator[tuple[Outcome, Run
     """
     outcome = Outcome.begin(stage, config.tag, config)
     with setup(config.device_type, config.dtype, config.attention) as runtime, ExitStack() as stack:
+        if runtime.device.type == "cpu":
+            keep_freed_memory()
         runtime.broadcast(lambda: stack.enter_context(hold(outcome.folder)))
         # One rank reads the files.
         saved = runtime.broadcast(lambda: to_resume(outcome.folder, config.resume))

@@ -1,5 +1,6 @@
 """A process's ranks, device and precision, and collectives."""
 
+import ctypes
 import gc
 import os
 import re
@@ -52,6 +53,8 @@ COMPILING_SECONDS = 120.0
 VALIDATION_BYTES = {"cpu": 500_000, "gpu": 20_000_000}
 CPU_INFO = Path("/proc/cpuinfo")  # Linux only
 UNKNOWN = Accelerator("unknown")
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's numbers for mallopt
+LARGEST_KEPT = 2**30  # bytes of a tensor whose memory is kept for the next one
 
 
 def compiling_pays(on_cpu: bool, flops: float, steps: int | None, seconds: float | None) -> bool:
@@ -252,6 +255,17 @@ def avoid_broken_amx() -> None:
     """
     if rustbpe.amx_is_broken():
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep the memory of freed tensors for the next ones, as a GPU's allocator does.
+
+    Otherwise each tensor above 32 MB gets new pages from the kernel, and clearing them takes as long as filling them.
+    """
+    with suppress(AttributeError):  # another library
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
+        libc.mallopt(M_TRIM_THRESHOLD, -1)  # never
 
 
 def unusable_gpu() -> str:

@@ -111,6 +111,28 @@ def test_memory(monkeypatch) -> None:
     assert 0 < free_memory(ALONE.device) < free / 2
 
 
+PAGES = """
+import resource, sys
+import torch
+from nanochat.runtime import keep_freed_memory
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+for _ in range(3):  # the first has new pages in any case
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.zeros(16_000_000)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_memory_of_freed_tensors_is_used_again() -> None:
+    def faults(how: str) -> int:
+        child = [sys.executable, "-c", PAGES, how]
+        return int(subprocess.run(child, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120).stdout)
+
+    assert faults("returned") > 10 * faults("kept") + 10
+
+
 STEP = """
 import time
 from nanochat import runtime
