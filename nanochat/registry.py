@@ -195,6 +195,7 @@ STAGES = {"chat_dpo": "tracks.preferences.train"}
 # Titles of the sections that commands of tracks write.
 SECTIONS = {
     "bases": "Public model",
+    "practice": "Practice",
     "recursion_eval": "Recursion",
     "golf_eval": "Golf",
     "chats": "Chat data",

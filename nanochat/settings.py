@@ -4,6 +4,7 @@ A script's Config inherits the groups it needs (`--help` shows the last base fir
 flag gets another default by `name = default`. The word in `@options("run")` is the title of a box in `--help`.
 """
 
+import re
 from dataclasses import fields
 from typing import TypeVar
 
@@ -71,6 +72,11 @@ class ModelChoice(CheckpointChoice):
     source: Source = option("sft", "training stage of the model", short="-i")
     # nanochat/quant.py has the grammar.
     quant: str = option("", "quantize the weights by this recipe or plan, like int8-row (default: none)")
+
+    def evaluation_tag(self, asked: str = "") -> str:
+        """Return the name of an evaluation's folder; a quantized model's answers stay beside the model's own."""
+        tag = asked or self.tag
+        return tag + "-" + re.sub(r"[^\w.+]+", "-", self.quant) if self.quant else tag
 
 
 @options("samples")

@@ -34,7 +34,8 @@ class Stage:
 
     @property
     def script(self) -> str:
-        return "chat_eval" if self.source else self.name
+        before, evaluation, _ = self.name.partition("_eval_")  # one script evaluates the models of several stages
+        return f"{before}_eval" if evaluation else self.name
 
     @property
     def module(self) -> str:
@@ -59,10 +60,13 @@ STAGES = [
         planned=False,
     ),
     Stage("mid_train", "Midtraining", "base_train", column="MID", headline=("Minimum validation bpb",)),
+    Stage("base_eval_mid", "CORE after midtraining", "mid_train", column="MID", headline=CORE, planned=False),
     Stage("chat_eval_mid", "Chat evaluation mid", "mid_train", source="mid", column="MID", headline=SHOWN),
     Stage("chat_sft", "Chat SFT", "mid_train", column="SFT", headline=("Validation loss",)),
+    Stage("base_eval_sft", "CORE after SFT", "chat_sft", column="SFT", headline=CORE, planned=False),
     Stage("chat_eval_sft", "Chat evaluation sft", "chat_sft", source="sft", column="SFT", headline=SHOWN),
     Stage("chat_dpo", "Chat DPO", "chat_sft", planned=False),
+    Stage("base_eval_dpo", "CORE after DPO", "chat_dpo", column="DPO", headline=CORE, planned=False),
     Stage(
         "chat_eval_dpo",
         "Chat evaluation dpo",
@@ -73,6 +77,7 @@ STAGES = [
         planned=False,
     ),
     Stage("chat_rl", "Chat RL", "chat_sft"),
+    Stage("base_eval_rl", "CORE after RL", "chat_rl", column="RL", headline=CORE, planned=False),
     Stage("chat_eval_rl", "Chat evaluation rl", "chat_rl", source="rl", column="RL", headline=SHOWN),
 ]
 # Titles in the report card, also of commands that are not part of the main job.

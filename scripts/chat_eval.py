@@ -65,9 +65,7 @@ def main(config: Config) -> None:
 
     config = with_sampling(config)
     stage = f"chat_eval_{config.source}"
-    tag = config.out_tag or config.tag
-    if config.quant:  # the answers of the model itself stay, for a comparison
-        tag += "-" + re.sub(r"[^\w.+]+", "-", config.quant)
+    tag = config.evaluation_tag(config.out_tag)
     folder = stage_dir(stage, tag)
     outcome = Outcome.begin(stage, tag, config)
     with setup(config.device_type, config.dtype) as runtime:

@@ -5,7 +5,7 @@ Item order, examples and prompt texts determine the score: all are equal to the 
 
 import csv
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -16,6 +16,7 @@ import yaml
 from nanochat.data.bundle import fetch_bundle
 from nanochat.data.corpus import learned_world, world_folder
 from nanochat.data.hub import HubFile
+from nanochat.errors import UserError
 from nanochat.paths import read_jsonl, text_sha256
 from nanochat.tokenizer import FORMAT, Tokenizer
 
@@ -75,12 +76,22 @@ class BundleTask:
 # ---- the bundle ----
 
 
-def open_core(tokenizer: str) -> tuple[str, list[BundleTask]]:
-    """Return the metric's name and its tasks: those of the tokenizer's world, else the public ones."""
+def open_core(tokenizer: str, names: Collection[str] = ()) -> tuple[str, list[BundleTask]]:
+    """Return the metric's name and its tasks: those of the tokenizer's world, else the public ones.
+
+    names: of the tasks to return (default: all).
+    """
     seed = learned_world(tokenizer)
-    if seed is None:
-        return "CORE metric", read_bundle()
-    return "World CORE metric", read_bundle(world_folder(seed) / "core")
+    metric = "CORE metric" if seed is None else "World CORE metric"
+    tasks = read_bundle(None if seed is None else world_folder(seed) / "core")
+    known = [task.label for task in tasks]
+    for name in names:
+        if name not in known:
+            raise UserError(f"{name} is none of CORE's tasks, use {', '.join(known)}")
+    chosen = [task for task in tasks if task.label in names or not names]
+    if len(chosen) < len(tasks):
+        metric += f" ({len(chosen)} of {len(tasks)} tasks)"
+    return metric, chosen
 
 
 def read_bundle(folder: Path | None = None) -> list[BundleTask]:

@@ -5,9 +5,10 @@ from bundles import HARD, vocabulary, world_tasks, write_bundle
 from models import leave_model
 
 from nanochat.config import parse
+from nanochat.errors import UserError
 from nanochat.log import format_value, read_metrics
 from nanochat.paths import read_json
-from nanochat.report.card import read_card
+from nanochat.report.card import markdown, read_card
 from scripts.base_eval import Config, main
 
 LABELS = [task.label for task in [*world_tasks(7), *HARD]]
@@ -48,3 +49,18 @@ def test_an_evaluation_leaves_its_record(base, capsys) -> None:
     assert logged["CORE metric"] == metrics["CORE metric"]["value"]
     with pytest.raises(ValueError, match=r"base_train/.* has no checkpoint of step 99, only \["):
         evaluate("--step=99")
+
+
+def test_some_tasks_of_a_model_of_a_later_stage(base, capsys) -> None:
+    leave_model(base, "chat_sft", "small", vocabulary(), 4, max_seq_len=128)
+    evaluate()
+    evaluate("--source=sft", f"--tasks={LABELS[2]},{LABELS[0]}", "--quant=int8-row")
+    record = read_json(base / "base_eval_sft/small-int8-row/outcome.json")
+    assert list(record["metrics"]) == ["Model", f"CORE metric (2 of {len(LABELS)} tasks)", LABELS[0], LABELS[2]]
+    assert record["metrics"]["Model"] == "chat_sft small (step 4)"
+    evaluate("--source=sft", f"--tasks={LABELS[0]}")
+    before, after = (read_json(base / place / "small/outcome.json") for place in ("base_eval", "base_eval_sft"))
+    assert after["metrics"][LABELS[0]] == before["metrics"][LABELS[0]]  # both stages have the same weights
+    assert "\n## CORE after SFT\n" in markdown(read_card(base, "small"), "report")
+    with pytest.raises(UserError, match=f"chess is none of CORE's tasks, use {LABELS[0]}, "):
+        evaluate("--tasks=chess")

@@ -1,6 +1,8 @@
 """Bringing a model in, and what follows with the scripts of the trunk: scores, answers, fine-tuning, checkpoints."""
 
 import hashlib
+import json
+import re
 from pathlib import Path
 
 import bundles
@@ -13,6 +15,7 @@ from made_chats import chat
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
+from bench.served import serving
 from nanochat.log import read_metrics
 from nanochat.paths import newest_manifest, read_json, saved_steps
 from nanochat.report.card import markdown, read_card
@@ -168,6 +171,44 @@ def test_preferences(home: Home) -> None:
     ).done()
     metrics = read_json(home.base / "chat_dpo" / "dpo" / "outcome.json")["metrics"]
     assert metrics["Loss after"]["value"] < metrics["Loss before"]["value"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_server(home: Home, case: str) -> None:
+    """An answer in one piece and as a stream are the same, and end where the template ends a turn."""
+    asked = {"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 12, "temperature": 0, "seed": 1}
+    with serving(home.base, tag=case) as server:
+        assert [model["id"] for model in server.http.get("/v1/models").json()["data"]] == [f"nanochat-{case}-sft"]
+        whole = server.http.post("/v1/chat/completions", json=asked).json()
+        lines = server.http.post("/v1/chat/completions", json={**asked, "stream": True}).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    deltas = [choice["delta"] for event in events for choice in event["choices"]]
+    assert "".join(delta.get("content") or "" for delta in deltas) == whole["choices"][0]["message"]["content"]
+    assert whole["choices"][0]["finish_reason"] in ("stop", "length")
+    prompt = AutoTokenizer.from_pretrained(home.folder / case).apply_chat_template(
+        asked["messages"], add_generation_prompt=True, return_dict=False
+    )
+    assert whole["usage"]["prompt_tokens"] == len(prompt)
+
+
+def test_a_plan(home: Home) -> None:
+    mixture = f"--mixture=json:{home.folder / 'chats.jsonl'}"
+    flags = ("--source=sft", "--model-tag=gemma3", "--tag=planned", mixture, "--num-iterations=6", "--no-warm-start")
+    plan = json.loads(home.tune("scripts.chat_sft", *flags, "--dry-run", "--json"))
+    weights = home.base / "chat_sft" / "gemma3" / "step_000000" / "model.safetensors"
+    assert plan["plan"]["counts"]["total"] == sum(value.numel() for value in load_file(weights).values())
+    assert not (home.base / "chat_sft" / "planned").exists()
+
+
+def test_two_runs_are_compared_by_their_answers(home: Home) -> None:
+    cards = [home.folder / f"{case}.md" for case in CASES]
+    for case, card in zip(CASES, cards, strict=True):
+        flags = (f"--tag={case}", "--source=sft", "--tasks=ARC-Easy", "--out-tag=compared")
+        home.run("scripts.chat_eval", *flags).done()
+        home.run("nanochat.report", "--tag=compared", f"--out={card}").done()
+    said = home.run("nanochat.report", "--compare", *(str(card.with_suffix(".json")) for card in cards)).done()
+    paired = said.partition("Question by question")[2]
+    assert re.search(r"^\| ARC-Easy +\| [1-9]\d* +\| .*\| [01]\.\d+ +\|$", paired, re.MULTILINE), said
 
 
 def test_formats_of_export(home: Home) -> None:

@@ -7,8 +7,10 @@ import pytest
 import torch
 from model_checks import gradients
 from torch import Tensor
+from torch.nn import functional
 
 from nanochat.engine import Engine, Request
+from nanochat.fp8 import convert
 from nanochat.models import config_of, record_of
 from tracks.bases.families import names_of
 from tracks.bases.model import PublicConfig
@@ -51,6 +53,24 @@ def test_loss_and_gradients(case: str, tmp_path: Path) -> None:
         got = found[names.ours][: len(gradient)]  # without rows that pad our vocabulary
         assert (got - gradient).norm() <= 1e-4 * gradient.norm(), names
     assert {names.ours for names in names_of(ours.config)} == {name for name, _ in ours.named_parameters()}
+
+
+@each_case
+def test_training_in_fp8(case: str, tmp_path: Path) -> None:
+    """The trunk's rule picks the layers, all products of the blocks; the loss and the gradient stay near."""
+    ours, _ = brought(case, tmp_path)
+    ids = some_ids(2, 48)
+    exact = gradients(ours, ids)
+    converted = convert(ours, min_dim=16, emulated=True)
+    assert len(converted) == 7 * ours.config.depth
+    rounded = gradients(ours, ids)
+    torch.testing.assert_close(rounded["loss"], exact["loss"], rtol=0.02, atol=0)
+    expected, found = (
+        torch.cat([values[f"{name}.weight"].flatten() for name in converted]) for values in (exact, rounded)
+    )
+    assert not torch.equal(found, expected)
+    # Attention of random weights without norms is steep: what is rounded before it counts for more.
+    assert functional.cosine_similarity(found, expected, dim=0) > 0.8
 
 
 @each_case
