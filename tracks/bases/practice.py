@@ -65,7 +65,7 @@ def steps(config: Config) -> Iterator[Step]:
     yield from scores(config, "sft", tag, f"chat_sft/{tag}")
 
     answers = [f"--task={TRAINED}", *ANSWERS.split(), "--examples-per-step=16", "--eval-every=-1", "--save-every=10"]
-    flags = [*answers, f"--num-iterations={config.rl_steps}", "--num-samples=6", "--init-lr-frac=0.1"]
+    flags = [*answers, f"--num-iterations={config.rl_steps}", "--num-samples=6", "--init-lr-frac=0.2"]
     yield training_step("rl", "scripts.chat_rl", flags, tag, stage="chat_rl", parent=f"chat_sft/{tag}")
     yield from scores(config, "rl", tag, f"chat_rl/{tag}")
 

@@ -66,7 +66,7 @@ def run_lab(config: "Config") -> None:
     # Tasks without files are found before anything runs. Those that are held out are not opened.
     questions = count_questions(spec)
     if config.plan:
-        print0(*sweep.expectations(spec, questions), sep="\n")
+        print0(*sweep.expectations(spec, questions, sweep.planned_training(spec)), sep="\n")
         return
     kinds = {"mixes": compare_mixes, "rates": search_rates, "variance": measure_noise}
     gpus = min(len(gpu_names()), 1) if config.gpus < 0 else config.gpus

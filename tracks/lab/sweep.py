@@ -4,7 +4,7 @@
 - A *run* is a base, a mix, a rate and a seed; an *arm* is all runs that differ in the seed alone.
 - chains_of(spec): the steps of a lab, those of a run one after the other. run_steps, base_step: those of one.
 - spec.merged_runs: runs that are merges of others, with the name of the merge and the method (both:ties) as their mix.
-- expectations(spec, questions): runs, time, disk, and the smallest difference that each benchmark can show.
+- expectations(spec, questions, ahead): runs, time, disk, and the smallest difference that each benchmark can show.
 - looks(spec): those in the ledger; add_look(spec, recommendation, runs) adds one.
 """
 
@@ -25,6 +25,7 @@ from nanochat.config import flag_of
 from nanochat.errors import UserError
 from nanochat.jobs.runner import TORCHRUN, Chain, Step
 from nanochat.jobs.scales import flag_words, read_flags
+from nanochat.jobs.series import check_flags
 from nanochat.log import Record, duration
 from nanochat.outcome import Outcome
 from nanochat.paths import (
@@ -304,12 +305,12 @@ def _evaluation_step(spec: Spec, parent: str, flags: Mapping[str, str], tasks: S
 # ---- the plan ----
 
 
-def expectations(spec: Spec, questions: Mapping[str, int]) -> list[str]:
-    """Return the plan in words. questions: number of each development benchmark."""
+def expectations(spec: Spec, questions: Mapping[str, int], ahead: float) -> list[str]:
+    """Return the plan in words. questions: number of each development benchmark. ahead: planned seconds of training."""
     chains = [[step.outcome for step in run_steps(spec, run)] for run in spec.runs]
     finished = [paths for paths in chains if all(path.exists() for path in paths)]
     done = [Outcome.load(path) for paths in finished for path in paths]
-    left = "time and dollars are not known before the first run has finished"
+    left = f"about {duration(ahead)} of training, one run after the other, and evaluations, as --dry-run estimates"
     if done:
         factor = len(chains) / len(finished) - 1
         seconds = factor * sum(outcome.seconds for outcome in done)
@@ -330,6 +331,16 @@ def expectations(spec: Spec, questions: Mapping[str, int]) -> list[str]:
         shown = f"{least:.1f} points" if len(spec.seeds) > 1 else "none, it needs two seeds"
         lines.append(f"{name}: {number:,.0f} questions; smallest difference that can be shown: {shown}")
     return [*lines, f"({significance.ASSUMED})"]
+
+
+def planned_training(spec: Spec) -> float:
+    """Return the seconds that all runs will train, as the script itself plans those of a base's first run."""
+    total = 0.0
+    for base in spec.bases:
+        runs = [run for run in spec.runs if run.base == base]
+        script, *flags = run_steps(spec, runs[0])[0].command
+        total += len(runs) * json.loads(check_flags(script, ["--json", *flags]))["estimate"]["seconds"]
+    return total
 
 
 def disk_needed(spec: Spec, runs: Sequence[Run]) -> int:
