@@ -1,7 +1,7 @@
 """Post-training on a public model, from its scores before to those after: SFT, then RL, and DPO on its own answers.
 
 python -m tracks.bases.bring --from=hub:HuggingFaceTB/SmolLM2-135M-Instruct --tag=smol --source=base
-python -m tracks.bases.practice --model-tag=smol                    two and a half hours on two cores
+python -m tracks.bases.practice --model-tag=smol                    two hours on two cores
 
 SFT learns grade-school mathematics and the counting of letters. RL goes on with the letters, whose answers can be
 checked. DPO learns from pairs of answers that the model after SFT has given itself. Each time the same questions are
@@ -32,8 +32,8 @@ class Config(TagSettings):
     tag = option("practice", "name of the series, and of its runs")
     model_tag: str = option("smol", "tag of a model that tracks.bases.bring has brought in with --source=base")
     sft_steps: Count = option(44, "steps of SFT, of 8,192 tokens", least=1)
-    rl_steps: Count = option(30, "steps of RL, of 16 questions with 6 answers each", least=1)
-    sampling_steps: Count = option(20, "steps that answer 16 questions four times, for the pairs of DPO", least=1)
+    rl_steps: Count = option(24, "steps of RL, of 16 questions with 6 answers each", least=1)
+    sampling_steps: Count = option(14, "steps that answer 16 questions four times, for the pairs of DPO", least=1)
     dpo_epochs: Count = option(2, "passes of DPO over its pairs", least=1)
     problems: Count = option(400, "questions of each task (0: all)")
     unlearned: str = option(
@@ -45,7 +45,7 @@ class Config(TagSettings):
 def scores(config: Config, source: str, tag: str, parent: str) -> Iterator[Step]:
     """Yield the evaluations of the model of a stage."""
     chat = ["scripts.chat_eval", f"--source={source}", f"--tag={tag}", f"--out-tag={config.tag}"]
-    chat += [f"--tasks=GSM8K,{TRAINED}", f"--max-problems={config.problems}", "--max-new-tokens=256"]
+    chat += [f"--tasks=GSM8K,{TRAINED}", f"--max-problems={config.problems}", "--max-new-tokens=160"]
     yield Step(f"{source}-chat", chat, output=f"chat_eval_{source}/{config.tag}", parent=parent)
     core = ["scripts.base_eval", f"--source={source}", f"--tag={tag}", f"--out-tag={config.tag}"]
     core += [f"--tasks={config.unlearned}", f"--max-per-task={config.problems or -1}"]
