@@ -198,6 +198,7 @@ SECTIONS = {
     "practice": "Practice",
     "recursion_eval": "Recursion",
     "golf_eval": "Golf",
+    "golf_judge": "Golf, an entry from elsewhere",
     "chats": "Chat data",
     "judge": "Judge",
     "lab": "Lab",

@@ -132,6 +132,26 @@ def run_program(program: str, limits: Limits = LIMITS, unsafe: bool = False, rea
 
 
 @contextlib.contextmanager
+def conversation(
+    program: str, limits: Limits = LIMITS, unsafe: bool = False, readable: Sequence[str] = ()
+) -> Iterator[tuple[int, int, Callable[[], Verdict]]]:
+    """Start a Python program, contained as by `run_program`, that is asked and answers.
+
+    Yields the descriptors to ask and to listen by, and a function that waits until the program or its time ends. The
+    program has its own ends as READS and WRITES.
+    """
+    program_reads, asks = os.pipe()
+    listens, program_writes = os.pipe()
+    whole = f"READS, WRITES = {program_reads}, {program_writes}\n{program}"
+    try:
+        with _start(whole, LAUNCHER, limits, unsafe, (program_reads, program_writes), readable) as verdict:
+            yield asks, listens, verdict
+    finally:
+        os.close(asks)
+        os.close(listens)
+
+
+@contextlib.contextmanager
 def _start(
     program: str,
     launcher: str,

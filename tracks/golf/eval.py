@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from nanochat.config import Count, option, options, run_script
 from nanochat.environment import ROOT
@@ -61,9 +61,9 @@ import json
 import sys
 sys.path[:0] = {paths}
 from nanochat.errors import UserError
-from tracks.golf.score import score_files
+from tracks.golf.{module} import {function}
 try:
-    print(json.dumps(score_files{arguments}))
+    print(json.dumps({function}{arguments}))
 except (UserError, TimeoutError) as error:
     sys.exit(str(error))
 """
@@ -80,14 +80,27 @@ def find_sandbox(device: str, unsafe: bool) -> str:
 
 
 def run_scorer(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int = 0) -> Record:
-    """Return the result of the scoring process, which reads a copy of the artifact and the text, nothing else of ours.
+    """Return the score of the artifact and the text in a folder, by a process of its own, in fp32."""
+    arguments = (folder, stride, rows, scale.scoring, scale.device)
+    return run_alone("score", "score_files", arguments, folder, scale, unsafe)
 
-    It scores in fp32. On a GPU it is a plain process. folder: a real path, as the sandbox has no symbolic links.
+
+def run_checks(folder: str, scale: Scale, unsafe: bool, rows: int) -> Record:
+    """Return what was checked of the scorer with this artifact; a UserError names the rule that it breaks."""
+    return run_alone("checks", "check_files", (folder, rows, scale.device), folder, scale, unsafe)
+
+
+def run_alone(
+    module: str, function: str, arguments: tuple[Any, ...], folder: str, scale: Scale, unsafe: bool
+) -> Record:
+    """Return the result of a function, in a process that reads a copy of the artifact and the text, nothing of ours.
+
+    On a GPU it is a plain process. folder: a real path, as the sandbox has no symbolic links.
     """
     from nanochat.evals import sandbox
 
     root, *packages = (os.path.realpath(path) for path in (str(ROOT), *site.getsitepackages()))
-    program = PROGRAM.format(paths=[root, *packages], arguments=(folder, stride, rows, scale.scoring, scale.device))
+    program = PROGRAM.format(paths=[root, *packages], module=module, function=function, arguments=arguments)
     if scale.device == "cpu":
         seconds = scale.scoring + 60
         limits = sandbox.Limits(seconds=seconds, cpu_seconds=int(64 * seconds), memory=MEMORY, processes=256)
@@ -127,6 +140,22 @@ def choose_stride(asked: int, plain: Record, scale: Scale) -> int:
     return asked or context
 
 
+def check_rows(checked: Record) -> list[list[str]]:
+    """Return the rules that an artifact was checked for, and what was looked at."""
+    return [
+        ["normalised", f"{checked['places']:,} places, the largest error of a sum is {checked['sum']:.1e}"],
+        [
+            "causal",
+            f"{checked['rows']:,} rows with another token, largest difference before it {checked['causal']:.1e} nats",
+        ],
+        [
+            "score first",
+            f"the same rows again, largest difference {checked['again']:.1e} nats; the weights are the same",
+        ],
+        ["bytes", f"{checked['bytes']:,}, read again from the file"],
+    ]
+
+
 def record_of(path: Path) -> Outcome:
     """Return the record of an artifact that tracks.golf.pack has finished; UserError for any other file."""
     record = path.with_name("outcome.json")
@@ -155,6 +184,7 @@ def evaluate(config: Config) -> None:
         shutil.copy(path, f"{folder}/artifact")
         write_json(Path(folder, "text"), first_documents(corpus.batches("val"), size))
         subject = folder, scale, config.unsafe_exec, config.rows
+        checked = run_checks(*subject)
         plain = run_scorer(*subject)
         groups = plain["groups"] | {"code": sum(plain["sources"].values())}
         apart = {} if config.count_tokenizer else {"tokenizer (not counted)": groups.pop("tokenizer")}
@@ -178,6 +208,7 @@ def evaluate(config: Config) -> None:
     outcome.tables = [
         table_of("Bytes", "Group | Bytes:,d", list((groups | apart).items())),
         table_of("Code of the scoring process", "File | Bytes:,d", list(plain["sources"].items())),
+        table_of("Checks", "Rule | Passed by", check_rows(checked)),
         *packed.tables,
     ]
     print0(

@@ -1,0 +1,72 @@
+"""Checks of our own scorer on an artifact, in the process that scores: it keeps the rules that a judge asks of others.
+
+Its bytes do not count, as the scoring process does not import it. tracks.golf.eval runs `check_files` before it scores.
+"""
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import rustbpe
+from nanochat.errors import UserError
+from nanochat.gpt import GPT
+from tracks.golf.artifact import read_artifact
+from tracks.golf.score import encode, load
+
+PLACES = 10_000
+SUM_ERROR = 1e-3  # of probabilities over the vocabulary
+SAME = 1e-4  # nats
+
+
+def weights_hash(model: GPT) -> str:
+    """Return a hash of a model's weights."""
+    return sha256(b"".join(value.cpu().numpy().tobytes() for value in model.state_dict().values())).hexdigest()
+
+
+def losses_of(model: GPT, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the scorer's loss of each target, in nats."""
+    return model(inputs, targets, reduction="none").view(targets.shape).double()
+
+
+def check_files(folder: str, rows: int, device: str) -> dict[str, Any]:
+    """Return what was checked of the file `artifact` on the file `text`; a UserError for a rule that it breaks."""
+    data = Path(folder, "artifact").read_bytes()
+    artifact = read_artifact(data)
+    if sum(artifact.bytes.values()) != len(data):
+        raise UserError("bytes: the parts of the artifact are not the whole file")
+    model = load(artifact, device)
+    ids = encode(json.loads(Path(folder, "text").read_bytes()), rustbpe.Tokenizer(**artifact.vocabulary))
+    length = min(model.config.max_seq_len, len(ids) - 1)
+    count = min(-(-PLACES // length), (len(ids) - 1) // length)
+    inputs = ids[: count * length].view(count, length).to(device)
+    targets = ids[1 : count * length + 1].view(count, length).to(device)
+    before = weights_hash(model)
+    dice = torch.Generator().manual_seed(len(data))
+    largest = {"sum": 0.0, "causal": 0.0, "again": 0.0}
+    with torch.inference_mode():
+        for some, goals in zip(inputs.split(rows), targets.split(rows), strict=True):
+            losses = losses_of(model, some, goals)
+            chances = model(some).double().softmax(-1)
+            sums = (chances.sum(-1) - 1).abs().max().item()
+            # The loss is that of this distribution.
+            own = (chances.gather(-1, goals[..., None])[..., 0].log() + losses).abs().max().item()
+            largest["sum"] = max(largest["sum"], sums)
+            if max(sums, own) > SUM_ERROR:
+                raise UserError(f"normalised: probabilities are off by {max(sums, own):.1e}")
+            changed = some.clone()
+            places = torch.randint(1, length, (len(some),), generator=dice).tolist()
+            for row, place in zip(changed, places, strict=True):
+                row[place] = (row[place] + 1) % model.config.vocab_size
+            other = losses_of(model, changed, goals)
+            for place, one, two in zip(places, losses, other, strict=True):
+                largest["causal"] = max(largest["causal"], (one - two)[:place].abs().max().item())
+            largest["again"] = max(largest["again"], (losses_of(model, some, goals) - losses).abs().max().item())
+    if largest["causal"] > SAME:
+        raise UserError(f"causal: a changed token moves earlier scores by {largest['causal']:.1e} nats")
+    if largest["again"] > SAME or weights_hash(model) != before:
+        raise UserError("score first: the model has learned from the text that it scored")
+    return {"places": count * length, "rows": count, "bytes": len(data), **largest}

@@ -1,0 +1,260 @@
+"""A foreign entry's scorer, at work in the sandbox: it is asked for probabilities, and is not trusted.
+
+`scorer.py` in the entry's folder defines `load()`, which returns an object with
+
+- vocabulary: the bytes of each token, as a list; b"" for a mark.
+- context, stride: the most tokens of one question, and the most of them that it asks to score; stride <= context.
+- encode(text: bytes) -> list[int]: the tokens of a document, whose bytes are the text; in another process than scores.
+- log_probs(ids: list[int], first: int): an array (len(ids) - first, len(vocabulary)) of natural logarithms; row i has
+  the probability of each token at place first + i, given the tokens before that place.
+- learn(ids: list[int], first: int), if it likes: the tokens from `first` on have their score, and may be learned from.
+
+The process sees copies of the folder's files, Python's own library, and numpy and torch with what they need.
+"""
+
+import json
+import os
+import re
+import select
+import shutil
+import site
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+from nanochat.errors import UserError
+from nanochat.evals import sandbox
+
+PACKAGES = ("numpy", "torch")
+SCORER = "scorer.py"
+MOST_CONTEXT = 65_536
+MEMORY = 2**36  # address space; the libraries reserve far more than they use
+LOADING = 120.0  # seconds for imports and weights, beside the time for answers
+
+# Kinds of questions. A question is its kind, the length of what follows, and that; an answer begins with 0, or 1 for an
+# error, and has a length of eight bytes.
+ABOUT, ENCODE, LOG_PROBS, LEARN = range(4)
+QUESTION = "<BI"
+ANSWER = "<BQ"
+
+PROGRAM = """
+import json
+import os
+import struct
+import sys
+
+sys.dont_write_bytecode = True
+sys.path[:0] = {paths}
+
+def serve():
+    reads, writes = open(READS, "rb"), open(WRITES, "wb")
+
+    def answer(status, data):
+        writes.write(struct.pack("{answer}", status, len(data)))
+        writes.write(data)
+        writes.flush()
+
+    try:
+        import numpy as np
+        import scorer
+        entry = scorer.load()
+    except Exception as error:
+        answer(1, f"{{type(error).__name__}}: {{error}}".encode())
+        return
+    answer(0, b"")
+    while head := reads.read({head}):
+        kind, size = struct.unpack("{question}", head)
+        asked = reads.read(size)
+        try:
+            if kind == {ABOUT}:
+                words = [bytes(word).hex() for word in entry.vocabulary]
+                about = {{"vocabulary": words, "context": int(entry.context), "stride": int(entry.stride)}}
+                data = json.dumps(about).encode()
+            elif kind == {ENCODE}:
+                data = np.asarray(entry.encode(asked), np.int64).tobytes()
+            else:
+                first, *ids = np.frombuffer(asked, np.int64).tolist()
+                if kind == {LOG_PROBS}:
+                    data = np.ascontiguousarray(entry.log_probs(ids, first), np.float32).tobytes()
+                else:
+                    data = b""
+                    if hasattr(entry, "learn"):
+                        entry.learn(ids, first)
+            answer(0, data)
+        except Exception as error:
+            answer(1, f"{{type(error).__name__}}: {{error}}".encode())
+            return
+
+serve()
+"""
+
+
+class Refused(UserError):
+    """An entry breaks a rule. check: the rule's name."""
+
+    def __init__(self, check: str, reason: str) -> None:
+        super().__init__(f"refused, {check}: {reason}")
+        self.check = check
+
+
+@dataclass(frozen=True)
+class About:
+    """What an entry says about itself."""
+
+    vocabulary: Sequence[bytes]
+    context: int
+    stride: int
+
+
+def entry_files(folder: Path) -> dict[str, int]:
+    """Return all files of an entry with their bytes; a UserError without a scorer, or for a link."""
+    if not (folder / SCORER).is_file():
+        raise UserError(f"{folder} has no {SCORER}: tracks/golf/README.md says what it defines")
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise UserError(f"{path} is neither a file nor a folder: an entry has no links")
+        name = path.relative_to(folder)
+        if path.is_file() and "__pycache__" not in name.parts:
+            found[str(name)] = path.stat().st_size
+    return found
+
+
+def copy_files(folder: Path, files: Sequence[str], place: Path) -> None:
+    """Copy the files that are counted, and nothing else, into a new folder that everybody can read."""
+    for name in files:
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / name, place / name)
+    for path in [place, *place.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def library_paths() -> list[str]:
+    """Return the files and folders of PACKAGES and of what they need, in the folder of installed packages."""
+    packages = Path(site.getsitepackages()[0])
+    names = list(PACKAGES)
+    tops = set()
+    seen = set()
+    while names:
+        name = names.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            found = metadata.distribution(name)
+        except metadata.PackageNotFoundError:  # for another system
+            continue
+        tops |= {path.parts[0] for path in found.files or [] if path.parts[0] not in ("..", "__pycache__")}
+        needed = "\n".join(need for need in found.requires or [] if "extra ==" not in need)
+        names += re.findall(r"^[\w.-]+", needed, re.MULTILINE)
+    return [str(packages / top) for top in sorted(tops) if (packages / top).exists() and not top.endswith(".pth")]
+
+
+class Scorer:
+    """The other side of a conversation with an entry's process. seconds: those that its answers took so far."""
+
+    def __init__(self, asks: int, listens: int, limit: float, verdict: Callable[[], sandbox.Verdict]) -> None:
+        os.set_blocking(asks, False)
+        self._verdict = verdict
+        self._asks = asks
+        self._listens = listens
+        self._limit = limit
+        self.seconds = -LOADING
+        self._receive()  # once it is loaded
+        self.seconds = 0.0
+
+    def about(self) -> About:
+        found = json.loads(self._ask(ABOUT))
+        words = [bytes.fromhex(word) for word in found["vocabulary"]]
+        context, stride = found["context"], found["stride"]
+        if not words or not 1 <= stride <= context <= MOST_CONTEXT:
+            raise UserError(f"{SCORER}: it needs a vocabulary, and 1 <= stride <= context <= {MOST_CONTEXT:,}")
+        return About(words, context, stride)
+
+    def encode(self, text: bytes) -> list[int]:
+        return np.frombuffer(self._ask(ENCODE, text), np.int64).tolist()
+
+    def log_probs(self, ids: Sequence[int], first: int, vocab_size: int) -> np.ndarray:
+        data = self._ask(LOG_PROBS, np.array([first, *ids], np.int64).tobytes())
+        shape = len(ids) - first, vocab_size
+        if len(data) != 4 * shape[0] * shape[1]:
+            raise UserError(f"{SCORER}: log_probs gave {len(data) // 4:,} numbers, not {shape[0]:,} x {shape[1]:,}")
+        return np.frombuffer(data, np.float32).reshape(shape).astype(np.float64)
+
+    def learn(self, ids: Sequence[int], first: int) -> None:
+        self._ask(LEARN, np.array([first, *ids], np.int64).tobytes())
+
+    def _ask(self, kind: int, data: bytes = b"") -> bytes:
+        start = time.monotonic()
+        left = memoryview(struct.pack(QUESTION, kind, len(data)) + data)
+        while left:
+            self._wait([], [self._asks], start)
+            try:
+                left = left[os.write(self._asks, left) :]
+            except BrokenPipeError:
+                raise self._ended() from None
+        return self._receive(start)
+
+    def _receive(self, start: float | None = None) -> bytes:
+        start = time.monotonic() if start is None else start
+        status, size = struct.unpack(ANSWER, self._read(struct.calcsize(ANSWER), start))
+        data = self._read(size, start)
+        self.seconds += time.monotonic() - start
+        if status:
+            raise self._error(data.decode(errors="replace")[:300])
+        return data
+
+    def _read(self, size: int, start: float) -> bytes:
+        if size > 2**32:
+            raise UserError(f"{SCORER}: an answer of {size:,} bytes")
+        parts = []
+        while size:
+            self._wait([self._listens], [], start)
+            part = os.read(self._listens, min(size, 2**20))
+            if not part:
+                raise self._ended()
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def _wait(self, reads: list[int], writes: list[int], start: float) -> None:
+        left = self._limit - self.seconds - (time.monotonic() - start)
+        if left <= 0 or not any(select.select(reads, writes, [], left)):
+            raise Refused("time", f"its answers take longer than {self._limit:g} s")
+
+    def _ended(self) -> UserError:
+        last = self._verdict().output.strip().splitlines()[-1:] or ["it printed nothing"]
+        return UserError(f"{SCORER}: its process has ended: {last[0][:300]}")
+
+    @staticmethod
+    def _error(reason: str) -> UserError:
+        if re.match(r"(ModuleNotFoundError|FileNotFoundError|PermissionError)\b", reason):
+            return Refused("bytes", f"it needs what is not among its files ({reason})")
+        return UserError(f"{SCORER}: {reason}")
+
+
+@contextmanager
+def scorer(place: Path, seconds: float, unsafe: bool) -> Iterator[Scorer]:
+    """Start a process with an entry's files. seconds: for all of its answers."""
+    libraries = library_paths()
+    packages = site.getsitepackages()[0]
+    program = PROGRAM.format(
+        paths=[str(place), packages],
+        answer=ANSWER,
+        question=QUESTION,
+        head=struct.calcsize(QUESTION),
+        ABOUT=ABOUT,
+        ENCODE=ENCODE,
+        LOG_PROBS=LOG_PROBS,
+    )
+    whole = seconds + LOADING + 3600  # the judge's own limit is that of answers
+    limits = sandbox.Limits(seconds=whole, cpu_seconds=int(64 * whole), memory=MEMORY, processes=256)
+    readable = [str(place), *libraries, "/sys/devices/system/cpu"]
+    with sandbox.conversation(program, limits, unsafe, readable) as (asks, listens, verdict):
+        yield Scorer(asks, listens, seconds, verdict)
