@@ -7,8 +7,10 @@ from tasks.chats import Chat, instruction
 from tasks.common import CONVERTED, TEST, TRAIN, DataSet, Split
 from tasks.multiple_choice import MultipleChoice
 from tracks.benchmarks import layouts
+from tracks.benchmarks.constrained import Constrained
 from tracks.benchmarks.halves import Halves
 from tracks.benchmarks.hrm8k import HRM8K
+from tracks.benchmarks.instructions import FollowedInstructions
 from tracks.benchmarks.livecodebench import LiveCodeBench
 from tracks.benchmarks.mclm import MCLM
 
@@ -148,6 +150,29 @@ TASKS: dict[str, DataSet] = {
     # 99 problems of MATH, translated.
     "MT-MATH100": DataSet(
         task=MCLM, repo="amphora/MCLM", path=CONVERTED, splits=(TEST,), columns=("ko", "answer"), parts=("MT-MATH100",)
+    ),
+    # 541 prompts with instructions that a program checks. For evaluation, though the only split is called train.
+    "IFEval": DataSet(
+        task=FollowedInstructions,
+        repo="google/IFEval",
+        path=CONVERTED,
+        splits=(Split("test", own="train"),),
+        columns=("prompt", "instruction_id_list", "kwargs"),
+    ),
+    # Alpaca's instructions, each with such an instruction of ours; the second is only in a mirror.
+    "Alpaca-Constrained": DataSet(
+        task=Constrained,
+        repo="tatsu-lab/alpaca",
+        path=CONVERTED,
+        splits=(TRAIN, Split("test", own="train")),
+        columns=("instruction", "input?"),
+    ),
+    "Alpaca-Part-Constrained": DataSet(
+        task=Constrained,
+        repo="tatsu-lab/alpaca",
+        path="data/{file}",
+        splits=(TRAIN, Split("test", own="train")),
+        columns=("instruction", "input?"),
     ),
     # Release n has the problems of the first n files.
     **{
