@@ -1,4 +1,4 @@
-"""What a series of tracks.bases.practice has gained and lost, question by question, each stage beside its parent.
+"""What a series of tracks.bases.practice has gained and lost, question by question, each stage beside the model that it began with.
 
 python -m tracks.bases.gains --tag=practice
 """
@@ -14,7 +14,7 @@ from nanochat.report.compare import decisions
 from nanochat.settings import TagSettings
 from nanochat.statistics import mean_estimate, sign_test
 
-STEPS = (("base", "sft"), ("sft", "rl"), ("sft", "dpo"))  # stages before and after
+AFTER = ("sft", "rl", "dpo")  # stages that begin with the base model
 COLUMNS = (
     "Benchmark | Questions:d | Before:.4f | After:.4f | Difference:+.4f | ±:.4f | In errors:+.1f"
     " | Better:d | Worse:d | p:.2g"
@@ -23,7 +23,7 @@ COLUMNS = (
 
 @options("gains")
 class Config(TagSettings):
-    """Compare the scores of each stage of a series with those of its parent."""
+    """Compare the scores of each stage of a series with those of its base model."""
 
     tag = option("practice", "name of the series")
 
@@ -54,10 +54,10 @@ def main(config: Config) -> None:
     outcome = Outcome.begin("practice", config.tag, config)
     evaluations = [one for one in read_outcomes(base_dir(), config.tag) if "eval" in one.stage]
     found = decisions(base_dir(), evaluations)
-    for before, after in STEPS:
-        rows = gain_rows(found, before, after)
+    for after in AFTER:
+        rows = gain_rows(found, "base", after)
         if rows:
-            outcome.tables.append(table_of(f"{before} to {after}", COLUMNS, rows))
+            outcome.tables.append(table_of(f"Before and after {after.upper()}", COLUMNS, rows))
     if not outcome.tables:
         raise UserError(
             f"--tag={config.tag}: no two stages have answered the same questions, run tracks.bases.practice"

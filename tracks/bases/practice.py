@@ -1,11 +1,11 @@
-"""Post-training on a public model, from its scores before to those after: SFT, then RL, and DPO on its own answers.
+"""Post-training on a public model, with its scores before and after: SFT, RL, and DPO on its own answers.
 
 python -m tracks.bases.bring --from=hub:HuggingFaceTB/SmolLM2-135M-Instruct --tag=smol --source=base
-python -m tracks.bases.practice --model-tag=smol                    two hours on two cores
+python -m tracks.bases.practice --model-tag=smol                    an hour and a half on two cores
 
-SFT learns grade-school mathematics and the counting of letters. RL goes on with the letters, whose answers can be
-checked. DPO learns from pairs of answers that the model after SFT has given itself. Each time the same questions are
-asked again, and tasks for which nothing was learned. Run the same command again to resume.
+Each begins with the same model. SFT learns grade-school mathematics and the counting of letters. RL learns to follow
+constraints that a program checks. DPO learns the same from pairs of answers that the model itself has given. Each time
+the same questions are asked, and tasks for which nothing was learned. Run the same command again to resume.
 """
 
 from collections.abc import Iterator
@@ -18,11 +18,9 @@ from nanochat.paths import base_dir, saved_steps, stage_dir
 from nanochat.settings import TagSettings
 from nanochat.stages import MODELS
 
-TRAINED = "SpellingBee"  # by RL and DPO
-# Shares of the tokens that the assistant writes.
-MIXTURE = f"GSM8K%70,{TRAINED}%30"
+MIXTURE = "GSM8K%70,SpellingBee%30"  # shares of the tokens that the assistant writes
 BATCH = "--total-batch-size=8192 --device-batch-size=4 --max-seq-len=512"
-ANSWERS = "--max-new-tokens=128 --max-seq-len=512 --device-batch-size=16"
+ANSWERS = "--temperature=1 --max-new-tokens=96 --max-seq-len=512 --device-batch-size=16 --examples-per-step=16"
 
 
 @options("practice")
@@ -31,9 +29,10 @@ class Config(TagSettings):
 
     tag = option("practice", "name of the series, and of its runs")
     model_tag: str = option("smol", "tag of a model that tracks.bases.bring has brought in with --source=base")
+    task: str = option("Alpaca-Constrained", "task of RL and DPO, with a train and a test split")
     sft_steps: Count = option(44, "steps of SFT, of 8,192 tokens", least=1)
-    rl_steps: Count = option(24, "steps of RL, of 16 questions with 6 answers each", least=1)
-    sampling_steps: Count = option(14, "steps that answer 16 questions four times, for the pairs of DPO", least=1)
+    rl_steps: Count = option(20, "steps of RL, of 16 questions with 8 answers each", least=1)
+    sampling_steps: Count = option(12, "steps that answer 16 questions four times, for the pairs of DPO", least=1)
     dpo_epochs: Count = option(2, "passes of DPO over its pairs", least=1)
     problems: Count = option(400, "questions of each task (0: all)")
     unlearned: str = option(
@@ -45,7 +44,7 @@ class Config(TagSettings):
 def scores(config: Config, source: str, tag: str, parent: str) -> Iterator[Step]:
     """Yield the evaluations of the model of a stage."""
     chat = ["scripts.chat_eval", f"--source={source}", f"--tag={tag}", f"--out-tag={config.tag}"]
-    chat += [f"--tasks=GSM8K,{TRAINED}", f"--max-problems={config.problems}", "--max-new-tokens=160"]
+    chat += [f"--tasks=GSM8K,SpellingBee,{config.task}", f"--max-problems={config.problems}", "--max-new-tokens=160"]
     yield Step(f"{source}-chat", chat, output=f"chat_eval_{source}/{config.tag}", parent=parent)
     core = ["scripts.base_eval", f"--source={source}", f"--tag={tag}", f"--out-tag={config.tag}"]
     core += [f"--tasks={config.unlearned}", f"--max-per-task={config.problems or -1}"]
@@ -56,30 +55,28 @@ def scores(config: Config, source: str, tag: str, parent: str) -> Iterator[Step]
 def steps(config: Config) -> Iterator[Step]:
     """Yield the steps of the series."""
     tag = config.tag
-    yield from scores(config, "base", config.model_tag, f"bases/{config.model_tag}")
+    base = f"bases/{config.model_tag}"
+    parent = ["--source=base", f"--model-tag={config.model_tag}"]
+    yield from scores(config, "base", config.model_tag, base)
 
-    flags = ["--source=base", f"--model-tag={config.model_tag}", "--no-warm-start", f"--mixture={MIXTURE}"]
-    flags += [*BATCH.split(), f"--num-iterations={config.sft_steps}", "--eval-every=-1", "--eval-metrics-every=-1"]
-    flags += ["--save-every=20"]
-    yield training_step("sft", "scripts.chat_sft", flags, tag, stage="chat_sft", parent=f"bases/{config.model_tag}")
+    flags = [*parent, "--no-warm-start", f"--mixture={MIXTURE}", *BATCH.split(), f"--num-iterations={config.sft_steps}"]
+    flags += ["--eval-every=-1", "--eval-metrics-every=-1", "--save-every=20"]
+    yield training_step("sft", "scripts.chat_sft", flags, tag, stage="chat_sft", parent=base)
     yield from scores(config, "sft", tag, f"chat_sft/{tag}")
 
-    answers = [f"--task={TRAINED}", *ANSWERS.split(), "--examples-per-step=16", "--eval-every=-1", "--save-every=10"]
-    flags = [*answers, f"--num-iterations={config.rl_steps}", "--num-samples=6", "--init-lr-frac=0.2"]
-    yield training_step("rl", "scripts.chat_rl", flags, tag, stage="chat_rl", parent=f"chat_sft/{tag}")
+    answers = [*parent, f"--task={config.task}", *ANSWERS.split(), "--eval-every=-1", "--save-every=10"]
+    flags = [*answers, f"--num-iterations={config.rl_steps}", "--num-samples=8", "--init-lr-frac=0.3"]
+    yield training_step("rl", "scripts.chat_rl", flags, tag, stage="chat_rl", parent=base)
     yield from scores(config, "rl", tag, f"chat_rl/{tag}")
 
-    # Nothing is learned at a rate of 0: all answers are those of the model after SFT.
-    flags = [*answers, f"--num-iterations={config.sampling_steps}", "--num-samples=4", "--init-lr-frac=0"]
-    flags += [f"--model-tag={tag}", "--temperature=1", "--seed=7"]
-    yield training_step(
-        "answers", "scripts.chat_rl", flags, f"{tag}-answers", stage="chat_rl", parent=f"chat_sft/{tag}"
-    )
+    # Nothing is learned at a rate of 0: all answers are those of the model that was brought in.
+    flags = [*answers, f"--num-iterations={config.sampling_steps}", "--num-samples=4", "--init-lr-frac=0", "--seed=7"]
+    yield training_step("answers", "scripts.chat_rl", flags, f"{tag}-answers", stage="chat_rl", parent=base)
     pairs = base_dir() / "practice" / tag / "pairs.jsonl"
     yield Step("pairs", ["scripts.rollouts", f"--tag={tag}-answers", f"--pairs={pairs}", "--pairs-per-prompt=2"])
-    flags = [f"--pairs={pairs}", "--held-out=0.2", f"--num-epochs={config.dpo_epochs}", "--init-lr-frac=0.1"]
+    flags = [*parent, f"--pairs={pairs}", "--held-out=0.2", f"--num-epochs={config.dpo_epochs}", "--init-lr-frac=0.1"]
     flags += ["--examples-per-step=16", "--device-batch-size=8", "--max-seq-len=512", "--eval-metrics-every=-1"]
-    yield training_step("dpo", "tracks.preferences.train", flags, tag, stage="chat_dpo", parent=f"chat_sft/{tag}")
+    yield training_step("dpo", "tracks.preferences.train", flags, tag, stage="chat_dpo", parent=base)
     yield from scores(config, "dpo", tag, f"chat_dpo/{tag}")
 
     yield Step("gains", ["tracks.bases.gains", f"--tag={tag}"])
