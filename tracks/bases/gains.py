@@ -1,4 +1,4 @@
-"""What a series of tracks.bases.practice has gained and lost, question by question, each stage beside the model that it began with.
+"""What each stage of tracks.bases.practice has gained and lost beside its base model, question by question.
 
 python -m tracks.bases.gains --tag=practice
 """
@@ -60,7 +60,7 @@ def main(config: Config) -> None:
             outcome.tables.append(table_of(f"Before and after {after.upper()}", COLUMNS, rows))
     if not outcome.tables:
         raise UserError(
-            f"--tag={config.tag}: no two stages have answered the same questions, run tracks.bases.practice"
+            f"--tag={config.tag}: no stage has answered the base model's questions: run tracks.bases.practice"
         )
     outcome.finish()
 

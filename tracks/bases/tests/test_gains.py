@@ -1,4 +1,4 @@
-"""Gains: each stage beside its parent, by the questions that both have answered."""
+"""Gains: each stage beside the base model, by the questions that both have answered."""
 
 import pytest
 

@@ -21,7 +21,14 @@ def test_practice(tmp_path: Path) -> None:
         places = {"NANOCHAT_BASE_DIR": str(tmp_path / "home"), "NANOCHAT_HUB": str(tmp_path / "hub")}
         return Forked(tmp_path / "out", run_module, None, module, *flags, **places)
 
-    asked = ("tracks.bases.practice", "--model-tag=tiny", "--unlearned=hard_choices", f"--out={tmp_path}/card.md", *FEW)
+    asked = (
+        "tracks.bases.practice",
+        "--model-tag=tiny",
+        "--task=GSM8K",
+        "--unlearned=hard_choices",
+        f"--out={tmp_path}/card.md",
+        *FEW,
+    )
     assert run(*asked).refused().startswith("--model-tag=tiny names no base model: bring one in with ")
     run("tracks.bases.bring", f"--from={tmp_path / 'qwen3'}", "--tag=tiny", "--source=base").done()
     # A random model is never right, so there are no pairs: the series gets as far as DPO.
@@ -35,7 +42,7 @@ def test_practice(tmp_path: Path) -> None:
     [answer, *_] = read_jsonl(home / "chat_eval_base" / "practice" / "SpellingBee.jsonl", dict)
     assert answer["completions"]
     said = run("tracks.bases.gains").done()
-    titles, benchmarks = ("base to sft", "sft to rl"), ("GSM8K", "SpellingBee", "hard_choices")
+    titles, benchmarks = ("Before and after SFT", "Before and after RL"), ("GSM8K", "SpellingBee", "hard_choices")
     assert all(name in said for name in (*titles, *benchmarks))
     run("nanochat.report", "--tag=practice", f"--out={tmp_path}/card.md").done()
     assert "\n## Practice\n" in (tmp_path / "card.md").read_text()
