@@ -93,6 +93,8 @@ TASKS: Door[Any] = Door(
                 "ClinicalQA",
                 "HRM8K",
                 "MT-MATH100",
+                "MATH",
+                "MATH-500",
                 "IFEval",
                 "Alpaca-Constrained",
                 "Alpaca-Part-Constrained",

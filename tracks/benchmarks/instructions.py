@@ -16,9 +16,9 @@ from tasks.common import Answered, Task, exchange
 Values = Mapping[str, Any]  # what an instruction is about
 Check = Callable[[str, Values], bool]
 
-# The words of an answer, and its sentences: what ends in . ! or ? before a space or the end.
+# The words of an answer, and the end of its sentences: . ! or ? before a space, or a full stop of CJK.
 WORD = re.compile(r"\w+(?:['’-]\w+)*")
-SENTENCE = re.compile(r"[^.!?。！？]*[^\s.!?。！？][^.!?。！？]*(?:[.!?。！？]+(?=\s|$)|$|[.!?。！？]+)")
+SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+|(?<=[。！？])")
 BULLET = re.compile(r"^\s*(?:\*(?!\*)|-)\s*\S", re.MULTILINE)
 HIGHLIGHT = re.compile(r"(?<!\*)\*([^\n*]+)\*(?!\*)|\*\*([^\n*]+)\*\*")
 TITLE = re.compile(r"<<[^\n]+?>>")
@@ -68,7 +68,7 @@ def words_of(text: str) -> list[str]:
 
 
 def count_sentences(text: str) -> int:
-    return len(SENTENCE.findall(text))
+    return sum(bool(WORD.search(part)) for part in SENTENCE_END.split(text))
 
 
 def count_keyword(text: str, keyword: str) -> int:

@@ -8,6 +8,9 @@ import re
 from typing import NamedTuple
 
 from nanochat.calculator import REFUSALS, calculate
+from nanochat.errors import UserError
+from nanochat.protocols import Conversation
+from tasks.common import exchange
 from tracks.benchmarks.hrm8k import ANNOUNCEMENTS, HRM8K, NUMBER
 
 MAX_ANSWER = 300  # characters
@@ -110,3 +113,12 @@ class MCLM(HRM8K):
         # The order of solutions, and of a union's parts, does not count.
         separator = "∪" if "(" in answer or "[" in answer else ","
         return separator.join(sorted(answer.split(separator)))
+
+
+class SolvedMCLM(MCLM):
+    """Problems with a solution in words, which announces the answer."""
+
+    def conversation(self, question: str, answer: float | str) -> Conversation:
+        if not self.read(str(answer)):
+            raise UserError("the solution has no answer")
+        return exchange(question, str(answer))

@@ -12,7 +12,7 @@ from tracks.benchmarks.halves import Halves
 from tracks.benchmarks.hrm8k import HRM8K
 from tracks.benchmarks.instructions import FollowedInstructions
 from tracks.benchmarks.livecodebench import LiveCodeBench
-from tracks.benchmarks.mclm import MCLM
+from tracks.benchmarks.mclm import MCLM, SolvedMCLM
 
 # Each subject of KMMLU is a folder.
 SUBJECTS = tuple(
@@ -26,6 +26,16 @@ SUBJECTS = tuple(
     Political-Science-and-Sociology Psychology Public-Safety Railway-and-Automotive-Engineering Real-Estate
     Refrigerating-Machinery Social-Welfare Taxation Telecommunications-and-Wireless-Technology
     """.split()
+)
+# Of MATH, a folder each.
+FIELDS = (
+    "algebra",
+    "counting_and_probability",
+    "geometry",
+    "intermediate_algebra",
+    "number_theory",
+    "prealgebra",
+    "precalculus",
 )
 LIVECODEBENCH_FILES = ("test", "test2", "test3", "test4", "test5", "test6")
 
@@ -150,6 +160,18 @@ TASKS: dict[str, DataSet] = {
     # 99 problems of MATH, translated.
     "MT-MATH100": DataSet(
         task=MCLM, repo="amphora/MCLM", path=CONVERTED, splits=(TEST,), columns=("ko", "answer"), parts=("MT-MATH100",)
+    ),
+    # 12,500 problems of competitions, solved in words with the answer in \\boxed{}, and the 500 that are usually asked.
+    "MATH": DataSet(
+        task=SolvedMCLM,
+        repo="EleutherAI/hendrycks_math",
+        path=CONVERTED,
+        splits=(TRAIN, TEST),
+        columns=("problem", "solution"),
+        parts=FIELDS,
+    ),
+    "MATH-500": DataSet(
+        task=MCLM, repo="HuggingFaceH4/MATH-500", path=CONVERTED, splits=(TEST,), columns=("problem", "answer")
     ),
     # 541 prompts with instructions that a program checks. For evaluation, though the only split is called train.
     "IFEval": DataSet(

@@ -136,3 +136,24 @@ def test_columns_of_the_hub(write_rows) -> None:
         assert task.evaluate(conversation, f"따라서 \\boxed{{{answer}}}")
         assert not task.evaluate(conversation, "\\boxed{77}")
         assert not task.evaluate(conversation, "모름")
+
+
+def test_solutions_in_words(write_rows) -> None:
+    """A right answer in another spelling, and each of the wrong ones, against solutions in the layout of the hub."""
+    rights = list(dict.fromkeys(right for right, _, _ in CASES))
+    rows = [
+        {"problem": f"Number {n}?", "solution": f"We see \\boxed{{{rights[n]}}} at once."} for n in range(len(rights))
+    ]
+    write_rows("MATH", rows)
+    task = TASKS["MATH"]()
+    assert len(task.data.files("test")) == 7
+    assert len(task) == 7 * len(rights)
+    found = {contents(conversation)[0]: conversation for conversation in task}
+    for right, spelling, verdict in CASES:
+        conversation = found[f"Number {rights.index(right)}?"]
+        assert task.evaluate(conversation, f"So it is \\boxed{{{spelling}}}.") == verdict, (right, spelling)
+        assert task.evaluate(conversation, contents(conversation)[1])
+    write_rows("MATH-500", [{"problem": "Half of 3?", "answer": "\\frac{3}{2}"}])
+    [conversation] = TASKS["MATH-500"]()
+    assert task.evaluate(conversation, "The answer is 1.5.")
+    assert not task.evaluate(conversation, "The answer is 2/3.")
