@@ -207,6 +207,7 @@ SECTIONS = {
     "chats": "Chat data",
     "judge": "Judge",
     "lab": "Lab",
+    "leaderboard": "Leaderboard",
     "merge": "Merge",
 }
 # By the beginning of a figure's name in the metric log: a function that returns curves for the names found there.

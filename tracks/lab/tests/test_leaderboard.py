@@ -1,0 +1,95 @@
+"""The leaderboard: order and errors, who is left out, and benchmarks that do not tell models apart."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nanochat.errors import UserError
+from nanochat.outcome import Outcome
+from nanochat.paths import read_json
+from tracks.lab.leaderboard import Config, behind, benchmark_rows, equality, main, rows_of
+
+
+def answered(run: str, task: str, right: np.ndarray, questions: str = "same") -> dict:
+    stage, tag = run.split("/")
+    words = " ".join(str(int(one)) for one in right)
+    return {"stage": stage, "tag": tag, "task": task, "questions": questions, "samples": 1, "right": words}
+
+
+def drawn(seed: int, chance: float, count: int = 400) -> np.ndarray:
+    return np.random.default_rng(seed).random(count) < chance
+
+
+def test_models_are_ordered_by_their_mean_and_compared_by_question() -> None:
+    hard = drawn(1, 0.5)  # the same questions are hard for all
+    better = hard | drawn(2, 0.2)
+    found = [
+        answered("chat_eval_sft/plain", "GSM8K", hard),
+        answered("chat_eval_sft/plain", "MMLU", drawn(3, 0.25)),
+        answered("chat_eval_sft/better", "GSM8K", better),
+        answered("chat_eval_sft/better", "MMLU", drawn(4, 0.25)),
+        answered("chat_eval_sft/half", "GSM8K", hard),
+        answered("chat_eval_sft/few", "GSM8K", hard[:50], questions="fewer"),
+        answered("chat_eval_sft/few", "MMLU", drawn(3, 0.25)),
+    ]
+    rows, notes = rows_of(found, ["GSM8K", "MMLU"])
+    assert [row.run for row in rows] == ["chat_eval_sft/better", "chat_eval_sft/plain"]
+    assert sorted(notes) == [
+        "chat_eval_sft/few is left out: it was asked other questions of GSM8K",
+        "chat_eval_sft/half is left out: it has not answered MMLU",
+    ]
+    best, plain = rows
+    assert best.scores()["GSM8K"].value == pytest.approx(better.mean())
+    assert best.mean().stderr == pytest.approx(
+        np.hypot(better.std(ddof=1), drawn(4, 0.25).std(ddof=1)) / np.sqrt(400) / 2
+    )
+    gap, p = behind(best, plain)
+    assert gap.value == pytest.approx(best.mean().value - plain.mean().value)
+    assert p < 0.05
+    table = {row[0]: row for row in benchmark_rows(rows, ["GSM8K", "MMLU"])}
+    assert table["GSM8K"][-1] == "tells them apart"
+    assert table["MMLU"][-1] == "does not"
+    with pytest.raises(UserError, match="no evaluation has answered AQUA"):
+        rows_of(found, ["AQUA"])
+
+
+def test_equal_models_are_told_apart_in_one_test_of_twenty() -> None:
+    shared = [drawn(seed, 0.6) for seed in range(300)]
+    chances = []
+    for seed, hard in enumerate(shared):
+        models = [
+            np.where(drawn(1000 + 5 * seed + model, 0.3), drawn(9000 + 5 * seed + model, 0.5), hard)
+            for model in range(4)
+        ]
+        chances.append(equality([model.astype(float) for model in models]))
+    assert 0.02 < np.mean(np.array(chances) <= 0.05) < 0.09
+    assert equality([np.ones(5), np.ones(5)]) == 1
+    assert equality([np.ones(5), np.zeros(5)]) == 0
+
+
+def test_from_what_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    for tag, chance in (("one", 0.3), ("two", 0.7), ("other-three", 0.5)):
+        folder = tmp_path / "chat_eval_sft" / tag
+        folder.mkdir(parents=True)
+        lines = [
+            {"prompt": f"Question {number}?", "answer": "yes", "completions": [{"right": bool(right), "text": "a"}]}
+            for number, right in enumerate(drawn(7, chance))
+        ]
+        (folder / "GSM8K.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        outcome = Outcome.begin("chat_eval_sft", tag, Config(suite="GSM8K"))
+        outcome.add_artifact(folder / "GSM8K.jsonl")
+        outcome.write()
+    main(Config(suite="GSM8K"))
+    record = read_json(tmp_path / "leaderboard/leaderboard/outcome.json")
+    assert [row[0] for row in record["tables"][0]["rows"]] == [
+        f"chat_eval_sft/{tag}" for tag in ("two", "other-three", "one")
+    ]
+    main(Config(suite="GSM8K", runs="chat_eval_sft/o*", tag="some"))
+    assert read_json(tmp_path / "leaderboard/some/outcome.json")["metrics"]["Models"] == 2
+    with pytest.raises(UserError, match="1 models have answered the same questions of GSM8K: two are needed"):
+        main(Config(suite="GSM8K", runs="*/one"))
+    with pytest.raises(UserError, match="--suite is missing"):
+        main(Config())
