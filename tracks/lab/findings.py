@@ -6,7 +6,7 @@
   that it names.
 - write_report(spec, outcome, results, merged, look) fills, prints and writes the outcome that the script has begun;
   write_noise(spec, outcome) does it for the noise of evaluations.
-- final_loss(spec, run): the last validation loss of a run.
+- last_figure(spec, run): the last validation loss of a run, or what else its stage compares rates by.
 
 In a lab with several rates, mixes are compared at equal rates: each base at each rate counts as a base (d20*0.5). Runs
 with an alarm that breaks them are left out, and so are failed ones: a cell without runs is a hole, never a zero. Scores
@@ -32,7 +32,7 @@ from nanochat.report.compare import Answers, read_answers
 from nanochat.statistics import Estimate, mean_estimate, measured
 from tracks.lab import significance
 from tracks.lab.alarms import Alarm, alarms
-from tracks.lab.sweep import Run, Spec, base_step, run_steps
+from tracks.lab.sweep import STAGES, Run, Spec, base_step, run_steps
 
 COLLAPSED = 0.95  # share of equal answers
 LONGEST = 160  # characters of a reason
@@ -211,7 +211,7 @@ def write_report(spec: Spec, outcome: Outcome, results: Results, merged: Results
     sealed = []  # results on the held-out benchmarks
     synergies = gains_of(spec, results, are_synergies=True)
     tables = [
-        table_of("Mixes", "Mix | Words of --mixture", list(spec.mixes.items())),
+        table_of("Mixes", f"Mix | Words of {STAGES[spec.stage].mix}", list(spec.mixes.items())),
         *score_tables("", spec, results, spec.open_tasks),
         table_of("Recommendation", "Base | Mix | Verdict | Reason", verdicts),
         difference_table("Synergies: gain beyond the sum of both", synergies),
@@ -256,15 +256,19 @@ def write_noise(spec: Spec, outcome: Outcome) -> None:
     outcome.finish()
 
 
-def final_loss(spec: Spec, run: Run) -> float:
-    """Return the last validation loss of a run; nan if it has diverged."""
+def last_figure(spec: Spec, run: Run) -> float:
+    """Return the last figure of a run by which rates are compared, like the validation loss; nan if it has diverged."""
     path = spec.outcome_of(run)
     records = read_metrics(path.with_name("metrics.jsonl"))
     if not path.exists():
         if any(record["kind"] == "diverged" for record in records):
             return nan
         raise UserError(f"{path.parent} has no result, and did not diverge: {_reason(spec, run_steps(spec, run))}")
-    return [record["val/loss"] for record in records if "val/loss" in record][-1]
+    name = STAGES[spec.stage].figure
+    found = [record[name] for record in records if name in record]
+    if not found:
+        raise UserError(f"{path.parent} has no {name}: nothing is held out")
+    return found[-1]
 
 
 def score_tables(title: str, spec: Spec, results: Results, benchmarks: Sequence[str]) -> list[Record]:

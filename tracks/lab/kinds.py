@@ -28,7 +28,7 @@ from tracks.lab import sweep
 from tracks.lab.engines import ENGINES, Chains, gpu_names
 from tracks.lab.findings import (
     Results,
-    final_loss,
+    last_figure,
     read_results,
     recommended,
     undecided_runs,
@@ -79,10 +79,8 @@ def refused_flags(config: "Config", spec: sweep.Spec) -> list[str]:
     found = []
     if config.kind != "mixes" and (config.plan or config.final):
         found.append("--plan and --final belong to --kind=mixes")
-    if config.kind == "rates" and spec.stage == "chat_rl":
-        found.append("--kind=rates looks for the lowest validation loss, which chat_rl has not")
     if config.kind == "rates" and spec.own_flags.get("--eval-every") == "-1":
-        found.append("--kind=rates needs a validation loss: set --eval-every=0 in flags")
+        found.append(f"--kind=rates needs {sweep.STAGES[spec.stage].figure}: set --eval-every=0 in flags")
     if config.kind == "variance" and spec.repeats == 1:
         found.append("--kind=variance needs repeats = 2 or more")
     if config.engine != "local" and config.gpus < 0:
@@ -100,6 +98,10 @@ def open_mixes(spec: sweep.Spec) -> tuple[dict[str, list[str]], list[str]]:
         try:
             if spec.stage == "chat_rl":
                 find_task(words, TASKS)
+                continue
+            if spec.stage == "chat_dpo":
+                files[mix] = spec.words_of(mix).split(",")
+                found += [f"the mix {mix}: there is no file {name}" for name in files[mix] if not Path(name).is_file()]
                 continue
             members = parse_mixture(words, TASKS)
             found += [
@@ -200,6 +202,8 @@ def measure_noise(spec: sweep.Spec, outcome: Outcome, config: "Config") -> None:
 
 def search_rates(spec: sweep.Spec, outcome: Outcome, config: "Config") -> None:
     """Search for the best rate of each mix on each base, and report it. Runs that are finished are not repeated."""
+    trained = sweep.STAGES[spec.stage]
+    sign = -1 if trained.higher_is_better else 1  # the search looks for the lowest
     outcome.metrics = {"Question": spec.question}
     rows = []
     for base, mix in product(spec.bases, spec.mixes):
@@ -210,7 +214,7 @@ def search_rates(spec: sweep.Spec, outcome: Outcome, config: "Config") -> None:
                 outcome.metrics[f"{mix} on {base}"] = ahead.sentence
                 for rate, by_seed in sorted(losses.items()):
                     is_best = "yes" if rate in ahead.rates else ""
-                    rows.append([base, mix, rate, len(by_seed), fmean(by_seed), is_best])
+                    rows.append([base, mix, rate, len(by_seed), sign * fmean(by_seed), is_best])
                 break
             seeds = spec.seeds[: ahead.seeds]
             part = spec.model_copy(
@@ -219,9 +223,10 @@ def search_rates(spec: sweep.Spec, outcome: Outcome, config: "Config") -> None:
             check_disk(part, part.runs)
             start(part, [sweep.run_steps(part, run)[:1] for run in part.runs], config)
             for rate in ahead.rates:
-                losses[rate] = [final_loss(part, run) for run in part.runs if run.rate == rate]
-    title = "Rates, as factors of the stage's own, by the last validation loss"
-    outcome.tables = [table_of(title, "Base | Mix | Rate:g | Seeds | Loss:.4f | Best", rows)]
+                losses[rate] = [sign * last_figure(part, run) for run in part.runs if run.rate == rate]
+    title = f"Rates, as factors of the stage's own, by the last {trained.figure}"
+    column = "Score" if trained.higher_is_better else "Loss"
+    outcome.tables = [table_of(title, f"Base | Mix | Rate:g | Seeds | {column}:.4f | Best", rows)]
     outcome.finish()
 
 

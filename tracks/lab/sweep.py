@@ -21,6 +21,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
+from nanochat import registry
 from nanochat.config import flag_of
 from nanochat.errors import UserError
 from nanochat.jobs.runner import TORCHRUN, Chain, Step
@@ -44,7 +45,26 @@ from nanochat.stages import MODELS, Source
 from tracks.lab import significance
 
 SOURCES = {MODELS[source]: source for source in MODELS}
-DEFAULT_SOURCES = {"chat_sft": "mid", "mid_train": "base", "chat_rl": "sft"}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A stage that a lab can repeat."""
+
+    source: Source  # of its bases, unless the spec says another
+    mix: str  # the flag that takes the words of a mix
+    settings: type[FineTuneSettings]
+    figure: str  # of the metric log, by which rates are compared
+    higher_is_better: bool = False
+    scores_tasks: bool = True  # now and then during training; it must not ask those that are held out
+
+
+STAGES = {
+    "chat_sft": Trained("mid", "--mixture", FineTuneSettings, "val/loss"),
+    "mid_train": Trained("base", "--mixture", FineTuneSettings, "val/loss"),
+    "chat_rl": Trained("sft", "--task", AnswerTuneSettings, "eval/pass@1", higher_is_better=True, scores_tasks=False),
+    "chat_dpo": Trained("sft", "--pairs", AnswerTuneSettings, "eval/Pair accuracy", higher_is_better=True),
+}
 HELD_OUT = "-held-out"  # end of the tag of an evaluation of --final
 
 # Fields of a spec that this code fills in; the others are the keys of the file.
@@ -74,7 +94,7 @@ class Spec(BaseModel):
     files: dict[str, list[str]] = {}  # mix -> files of conversations that it reads, if known
     gpus: int = 0  # of each run
     question: str = ""
-    stage: Literal["chat_sft", "mid_train", "chat_rl"]
+    stage: Literal["chat_sft", "mid_train", "chat_rl", "chat_dpo"]  # the keys of STAGES
     source: Literal["", Source] = ""
     bases: list[str] = Field(min_length=1)
     minimal: list[str] = []  # tasks that every arm must have
@@ -139,6 +159,12 @@ class Spec(BaseModel):
         """Return the name of a run's base in tables: with the rate, if there are several."""
         return run.base if len(self.rates) == 1 else f"{run.base}*{run.rate:g}"
 
+    def words_of(self, mix: str) -> str:
+        """Return the words of a mix for the stage's flag; files of pairs with their whole paths, as runs need them."""
+        if self.stage != "chat_dpo":
+            return self.mixes[mix]
+        return ",".join(str(Path(name).expanduser().absolute()) for name in self.mixes[mix].split(","))
+
     @property
     def answering(self) -> dict[str, str]:
         """The flags about answers, of an evaluation and of a soup."""
@@ -173,7 +199,7 @@ def read_spec(path: Path, tag: str = "") -> Spec:
     except ValidationError as error:
         found = [".".join(map(str, one["loc"])) + f": {one['msg']}" for one in error.errors()]
         raise UserError("\n  ".join([f"{path}:", *unknown, *found])) from None
-    source = spec.source or DEFAULT_SOURCES[spec.stage]
+    source = spec.source or STAGES[spec.stage].source
     return spec.model_copy(update={"source": source, "reference": spec.reference or next(iter(spec.mixes))})
 
 
@@ -240,24 +266,23 @@ def _training_step(spec: Spec, run: Run) -> Step:
     if budget == "tokens":
         amount //= int(spec.own_flags["--total-batch-size"])
     tag = spec.tag_of(run)
-    is_rl = spec.stage == "chat_rl"
-    settings = AnswerTuneSettings if is_rl else FineTuneSettings
+    trained = STAGES[spec.stage]
     # A rate is a factor of the stage's own, or of that in the flags.
-    factor = float(spec.own_flags.get("--init-lr-frac", settings.init_lr_frac))
+    factor = float(spec.own_flags.get("--init-lr-frac", trained.settings.init_lr_frac))
     own = {
         "--tag": tag,
         "--model-tag": run.base,
         "--source": spec.source,
-        "--task" if is_rl else "--mixture": spec.mixes[run.mix],
+        trained.mix: spec.words_of(run.mix),
         "--seed": str(run.seed),  # perhaps 0
         "--num-iterations": str(amount),
         "--init-lr-frac": str(round(run.rate * factor, 10)),
     }
-    if not is_rl:  # it scores tasks now and then, and must not ask those that are held out
+    if trained.scores_tasks:
         own["--eval-metrics-every"] = "-1"
     return Step(
         f"{tag}-train",
-        [f"scripts.{spec.stage}", *flag_words(spec.own_flags | own)],
+        [registry.STAGES.get(spec.stage, f"scripts.{spec.stage}"), *flag_words(spec.own_flags | own)],
         output=f"{spec.stage}/{tag}",
         parent=spec.parent_of(run.base),
         local=spec.files.get(run.mix, ()),

@@ -301,7 +301,32 @@ def test_rates_are_searched_by_the_validation_loss(base, monkeypatch) -> None:
     # A run that failed for another reason is not taken for one that diverged.
     (base / "chat_sft/lab-one-plain-10-1/metrics.jsonl").unlink()
     with pytest.raises(ValueError, match="lab-one-plain-10-1 has no result, and did not diverge: not run"):
-        findings.final_loss(spec, Run("one", "plain", 10.0, 1))
+        findings.last_figure(spec, Run("one", "plain", 10.0, 1))
+
+
+@pytest.mark.parametrize(("stage", "figure"), [("chat_rl", "eval/pass@1"), ("chat_dpo", "eval/Pair accuracy")])
+def test_other_stages_are_searched_by_what_they_are_for(stage: str, figure: str, base, monkeypatch) -> None:
+    """The highest score, at half of the stage's rate."""
+    spec = read_lab(base, {'bases = ["one", "two"]': 'bases = ["one"]'}).model_copy(
+        update={"stage": stage, "mixes": {"only": "GSM8K"}}
+    )
+
+    def train_all(part, chains, config) -> None:
+        for run in part.runs:
+            score = 0.6 - 0.2 * (np.log10(run.rate / 0.5)) ** 2
+            leave(base, stage, part.tag_of(run))
+            records = [{"kind": "eval", "step": step, figure: score * share} for step, share in ((0, 0.5), (9, 1))]
+            write_jsonl(part.outcome_of(run).with_name("metrics.jsonl"), records)
+
+    monkeypatch.setattr("tracks.lab.kinds.start", train_all)
+    monkeypatch.setattr("tracks.lab.kinds.check_disk", lambda spec, runs: None)
+    search_rates(spec, begin(spec), Config())
+    [rates] = read_json(base / "lab/lab/outcome.json")["tables"]
+    assert rates["title"].endswith(f"by the last {figure}")
+    [best] = [row for row in rates["rows"] if row[-1]]
+    assert 0.45 < best[2] < 0.55
+    assert best[4] == pytest.approx(0.6, abs=0.01)
+    assert max(row[4] for row in rates["rows"]) <= 0.6
 
 
 def test_two_labs_are_compared(base, tmp_path, monkeypatch) -> None:

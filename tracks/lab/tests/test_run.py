@@ -186,6 +186,29 @@ def test_rates_are_searched(lab) -> None:
     assert ": done in" not in text
 
 
+def test_preferences_are_a_stage(lab) -> None:
+    """Two files of pairs as mixes; a run finds its file from wherever it works."""
+    rows = [{"prompt": f"Add {number}.", "chosen": f"{number} it is", "rejected": "no"} for number in range(16)]
+    for name in ("some", "more"):
+        write_lines(lab.folder / f"{name}.jsonl", *rows[: 12 if name == "some" else 16])
+    spec = lab.folder / "dpo.toml"
+    text = lab.spec.read_text().replace("chat_sft", "chat_dpo")
+    text = text.replace("--total-batch-size=512", "--held-out=0.25 --examples-per-step=4")
+    text = text.replace(f"json:{lab.folder}/chats.jsonl,ARC-Easy@50", f"{lab.folder}/more.jsonl")
+    text = text.replace(f"json:{lab.folder}/chats.jsonl", f"{lab.folder}/some.jsonl").replace("held_out = ", "# ")
+    spec.write_text(
+        text.replace("[merges]\nboth = { plain = 1, letters = 1 }\n", "").replace("seeds = [1, 2]", "seeds = [1]")
+    )
+    code, text = lab.run(f"--spec={spec}")
+    assert code == 0, text
+    outcome = read_json(lab.folder / "chat_dpo/dpo-parent-letters-1-1/outcome.json")
+    assert outcome["config"]["pairs"] == f"{lab.folder}/more.jsonl"
+    assert (lab.folder / "chat_eval_dpo/dpo-parent-letters-1-1/outcome.json").exists()
+    (lab.folder / "more.jsonl").unlink()
+    code, text = lab.run(f"--spec={spec}", "--plan")
+    assert (code, f"the mix letters: there is no file {lab.folder}/more.jsonl" in text) == (2, True), text
+
+
 def test_bad_input_is_refused(lab, tmp_path) -> None:
     path = tmp_path / "wrong.toml"
     wrong = SPEC.replace("ARC-Easy@50", "ARC-Esy@50").replace('["MMLU"]', '["MLU"]').replace("FOLDER", "/no")
