@@ -1,7 +1,8 @@
 """Findings of a lab: answers, scores and differences of its runs, and the section `Lab` of the report card.
 
 - read_results(spec, runs, is_held_out) -> list[RunResult]: one for each run, also for those that failed.
-- cells(results, benchmarks) -> Cells: scores of intact runs; differences(cells, reference): with corrected p.
+- cells(results, benchmarks) -> Cells: scores of intact runs; trainings(results, benchmarks): apart by training of the
+  base; differences(trainings, reference): with corrected p.
 - write_recommendation(spec, results): before a look at held-out benchmarks. recommended(spec, results): the results
   that it names.
 - write_report(spec, outcome, results, merged, look) fills, prints and writes the outcome that the script has begun;
@@ -15,7 +16,7 @@ in tables are points, with standard errors from questions and seeds.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby, product
+from itertools import product
 from math import nan
 from pathlib import Path
 from statistics import mode
@@ -43,6 +44,7 @@ MERGES = "Base|Merge|Method|Benchmark|Mix|Its gain:+.1f|±:.1f|Gain of the merge
 NOISE = "Benchmark|Slots|Mean:.1f|Deviation:.2f|±:.2f|Explained by questions:.0%|Class|k for a very stable Avg@k"
 
 Cells = dict[tuple[str, str], dict[str, significance.Scores]]  # base and benchmark → mix → scores
+Trainings = dict[tuple[str, str], list[dict[str, significance.Scores]]]  # the same, for each training of the base
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ Results = Sequence[RunResult]
 
 def read_results(spec: Spec, runs: Sequence[Run], is_held_out: bool = False) -> list[RunResult]:
     """Return the results of runs, or of merges. is_held_out: in the held-out benchmarks."""
-    parents = {base: _read_base(spec, base) for base in spec.bases}
+    parents = {base: _read_base(spec, base) for base in spec.trainings}
     found = []
     for run in runs:
         steps = run_steps(spec, run, is_held_out=is_held_out)
@@ -123,53 +125,92 @@ def _reason(spec: Spec, steps: Sequence[Step]) -> str:
 # ---- scores and differences ----
 
 
+def intact_answers(results: Results, base: str, benchmark: str) -> list[tuple[Run, np.ndarray]]:
+    """Return the scores of the intact runs of a base that have answered the same questions as most of them."""
+    # A benchmark may be new in the spec.
+    intact = [one for one in results if one.base == base and benchmark in one.answers and not one.broken]
+    common = mode(one.answers[benchmark].questions for one in intact) if intact else ""
+    return [
+        (one.run, 100 * np.mean(one.answers[benchmark].right, axis=1))
+        for one in intact
+        if one.answers[benchmark].questions == common
+    ]
+
+
 def cells(results: Results, benchmarks: Sequence[str]) -> Cells:
-    """Return the scores of the intact runs that have answered the same questions as most of their base."""
+    """Return the scores of each arm on each benchmark, over seeds, and over all trainings of a base."""
     found = {}
     for base, benchmark in product(dict.fromkeys(result.base for result in results), benchmarks):
-        # A benchmark may be new in the spec.
-        intact = [one for one in results if one.base == base and benchmark in one.answers and not one.broken]
-        if not intact:
-            continue
-        common = mode(one.answers[benchmark].questions for one in intact)
-        group = {}
-        for one in intact:
-            answers = one.answers[benchmark]
-            if answers.questions == common:
-                group.setdefault(one.run.mix, []).append(100 * np.mean(answers.right, axis=1))
-        found[base, benchmark] = {mix: np.array(rows) for mix, rows in group.items()}
+        group: dict[str, list[np.ndarray]] = {}
+        for run, scores in intact_answers(results, base, benchmark):
+            group.setdefault(run.mix, []).append(scores)
+        if group:
+            found[base, benchmark] = {mix: np.array(rows) for mix, rows in group.items()}
     return found
 
 
-def differences(found: Cells, reference: str, rounds: int = 1, *, are_synergies: bool = False) -> significance.Table:
+def trainings(results: Results, benchmarks: Sequence[str]) -> Trainings:
+    """Return the same as `cells`, apart for each training of a base."""
+    found: Trainings = {}
+    for base, benchmark in product(dict.fromkeys(result.base for result in results), benchmarks):
+        groups: dict[str, dict[str, list[np.ndarray]]] = {}
+        for run, scores in intact_answers(results, base, benchmark):
+            groups.setdefault(run.base, {}).setdefault(run.mix, []).append(scores)
+        if groups:
+            found[base, benchmark] = [{mix: np.array(rows) for mix, rows in group.items()} for group in groups.values()]
+    return found
+
+
+def differences(
+    found: Trainings, reference: str, rounds: int = 1, *, are_synergies: bool = False
+) -> significance.Table:
     """Return the difference of each mix from the reference on the same base, with p corrected over the table.
 
     rounds: how often the lab may find one. are_synergies: the gain of each mix named like a+b beyond the sum of the
-    gains of a and b, instead.
+    gains of a and b, instead. With several trainings of a base, their noise is a part of the error.
     """
     table = {}
-    for (base, benchmark), group in found.items():
-        for mix in group:
+    for (base, benchmark), groups in found.items():
+        for mix in dict.fromkeys(mix for group in groups for mix in group):
             plus, minus = ([mix, reference], mix.split("+")) if are_synergies else ([mix], [reference])
-            if mix != reference and len(plus) == len(minus) and group.keys() >= {*plus, *minus}:
-                table[base, mix, benchmark] = significance.contrast(group, plus, minus)
+            if mix == reference or len(plus) != len(minus):
+                continue
+            whole = [group for group in groups if group.keys() >= {*plus, *minus}]
+            if len(whole) > 1:
+                table[base, mix, benchmark] = significance.contrast_over_trainings(whole, plus, minus)
+            elif whole:
+                table[base, mix, benchmark] = significance.contrast(whole[0], plus, minus)
     return significance.adjust(table, rounds)
 
 
 def gains_of(spec: Spec, results: Results, *, are_synergies: bool = False) -> significance.Table:
     """Return the differences of all mixes with a result, in the development benchmarks; or their synergies."""
     rounds = spec.verdict_rounds
-    table = differences(cells(results, spec.dev), spec.reference, rounds, are_synergies=are_synergies)
+    results = [result for result in results if result.run.seed not in spec.confirm_seeds]
+    table = differences(trainings(results, spec.dev), spec.reference, rounds, are_synergies=are_synergies)
     if rounds == 1:
         return table
-    early = cells([result for result in results if result.run.seed in spec.seeds], spec.dev)
-    first = differences(early, spec.reference, rounds, are_synergies=are_synergies)
+    early = [result for result in results if result.run.seed in spec.seeds]
+    first = differences(trainings(early, spec.dev), spec.reference, rounds, are_synergies=are_synergies)
     return significance.first_shown(first, table)
 
 
 def verdicts_on(spec: Spec, results: Results) -> list[significance.Recommendation]:
-    """Return the verdicts on all mixes with a result."""
-    return significance.recommend(gains_of(spec, results), spec.scaled)
+    """Return the verdicts on all mixes with a result; those to be kept are confirmed, once runs for that have ended."""
+    gains = gains_of(spec, results)
+    alone = {result.base for result in results if not spec.replicas.get(spec.trainings[result.run.base])}
+    verdicts = significance.recommend(gains, spec.scaled, alone)
+    fresh = [result for result in results if result.run.seed in spec.confirm_seeds]
+    if not fresh:
+        return verdicts
+    return significance.confirm(verdicts, gains, differences(trainings(fresh, spec.dev), spec.reference))
+
+
+def runs_to_confirm(spec: Spec, results: Results) -> list[Run]:
+    """Return the runs on seeds of their own that confirm the mixes to be kept: these mixes and their reference."""
+    kept = {(one.base, one.mix) for one in verdicts_on(spec, results) if one.verdict == "keep"}
+    kept |= {(base, spec.reference) for base, _ in kept}
+    return [run for run in spec.confirming_runs if (spec.base_of(run), run.mix) in kept]
 
 
 def undecided_runs(spec: Spec, results: Results) -> list[Run]:
@@ -276,14 +317,20 @@ def score_tables(title: str, spec: Spec, results: Results, benchmarks: Sequence[
 
     A hole has its reason. A stable benchmark raises alarms, and decides nothing.
     """
+    # Nothing is decided on benchmarks that were held out, so no seeds were added for them, or set apart.
+    is_held_out = benchmarks == spec.held_out
+    if not is_held_out:
+        results = [result for result in results if result.run.seed not in spec.confirm_seeds]
     found = cells(results, benchmarks)
-    # Nothing is decided on benchmarks that were held out, so no seeds were added for them.
-    gains = differences(found, spec.reference) if benchmarks == spec.held_out else gains_of(spec, results)
+    gains = gains_of(spec, results)
+    if is_held_out:
+        gains = differences(trainings(results, benchmarks), spec.reference)
     marks = {key: MARKS.get(one.shown, "") for key, one in gains.items()}
     matrices = {}  # base -> rows
-    # The runs of an arm follow each other.
-    for (base, mix), own in groupby(results, lambda result: (result.base, result.run.mix)):
-        reasons = [result.broken for result in own]
+    arms: dict[tuple[str, str], list[str]] = {}  # base and mix -> why each run is left out, or ""
+    for result in results:
+        arms.setdefault((result.base, result.run.mix), []).append(result.broken)
+    for (base, mix), reasons in arms.items():
         holes = list(filter(None, reasons))
         row = [mix, f"{len(reasons) - len(holes)} of {len(reasons)}"]
         for benchmark in benchmarks:
@@ -348,7 +395,7 @@ def alarm_table(spec: Spec, results: Results) -> Record:
 def cost_table(spec: Spec, results: Results, sealed: Results) -> Record:
     """Return the costs of the final models (training and held-out evaluation) and of the recipe (all else)."""
     final = [outcome for result in sealed for outcome in result.outcomes]
-    recipe = [Outcome.load(base_step(spec, base).outcome) for base in spec.bases]
+    recipe = [Outcome.load(base_step(spec, base).outcome) for base in spec.trainings]
     recipe += [outcome for result in results for outcome in result.outcomes if outcome not in final]
     rows = []
     for part, outcomes in {"Recipe": recipe, "Final": final}.items():

@@ -31,6 +31,7 @@ from tracks.lab.findings import (
     last_figure,
     read_results,
     recommended,
+    runs_to_confirm,
     undecided_runs,
     write_noise,
     write_recommendation,
@@ -166,7 +167,7 @@ def start(spec: sweep.Spec, chains: Chains, config: "Config") -> None:
 def compare_mixes(spec: sweep.Spec, outcome: Outcome, config: "Config") -> None:
     """Train and evaluate all runs, and report what the mixes change."""
     look = len(sweep.looks(spec))  # an edited ledger is found before anything runs
-    check_disk(spec, [*spec.runs, *spec.more_runs, *spec.merged_runs])
+    check_disk(spec, [*spec.runs, *spec.more_runs, *spec.confirming_runs, *spec.merged_runs])
     start(spec, sweep.chains_of(spec), config)
     if spec.merges:
         start(spec, sweep.merge_chains(spec), config)
@@ -178,6 +179,10 @@ def compare_mixes(spec: sweep.Spec, outcome: Outcome, config: "Config") -> None:
         arms = [(run.base, run.mix, run.rate) for run in spec.runs]
         runs = sorted([*spec.runs, *more], key=lambda run: arms.index((run.base, run.mix, run.rate)))
         results = read_results(spec, runs)
+    if again := runs_to_confirm(spec, results):
+        print0(f"lab: {len(again)} runs with seeds of their own, to confirm the mixes that are to be kept")
+        start(spec, [sweep.run_steps(spec, run) for run in again], config)
+        results += read_results(spec, again)
     merged = read_results(spec, spec.merged_runs)
     if config.final:
         look = evaluate_held_out(spec, results, config)

@@ -9,8 +9,10 @@ same base: (base, mix, benchmark) -> Difference; the reference itself has none.
   [arm] and [], a difference that of [arm] and [reference], a synergy that of [both, reference] and [one, other].
 - adjust(table): the same table with p corrected for the number of differences (Holm), and gain or harm.
 - first_shown(first, last): the table of a lab that has added seeds where nothing was shown.
-- recommend(table, scaled): a verdict and the reason for each base and mix of an adjusted table, by RULE; the reason
-  also names a mix that is shown to help one base only, of several.
+- contrast_over_trainings(trainings, plus, minus): the same, where a base was trained several times.
+- confirm(verdicts, gains, fresh): the verdicts, those to keep a mix confirmed on other seeds.
+- recommend(table, scaled, alone): a verdict and the reason for each base and mix of an adjusted table, by RULE; the
+  reason also names a mix that is shown to help one base only, of several, or one training of it.
 - smallest_difference(questions, seeds, repeats, arms, tests): shown with 80 % power, under ASSUMED.
 - best_by_luck(seeds): the expected best of equally good seeds.
 - noise(scores) -> Noise: of a benchmark, from repeated evaluations of the same models.
@@ -44,6 +46,7 @@ RULE = (
 # Whatever a mix is shown to do -> verdict.
 VERDICTS = {"gain": "keep", "harm": "drop", "gain, harm": "trade-off"}
 UNCLEAR = "not distinguishable"
+UNCONFIRMED = "not confirmed"
 
 # Bounds of the deviation of one evaluation: above the first it is high, below the second very stable.
 HIGH_NOISE = 0.7
@@ -152,6 +155,19 @@ def contrast(cells: Mapping[str, Scores], plus: Sequence[str], minus: Sequence[s
     return Difference(mean, error, mean - half, mean + half, freedom, p)
 
 
+def contrast_over_trainings(
+    trainings: Sequence[Mapping[str, Scores]], plus: Sequence[str], minus: Sequence[str]
+) -> Difference:
+    """Return the sum of the means of some arms, less those of others, over several trainings of a base.
+
+    trainings: the cells of each. A mix may help one training by chance: the trainings are what is sampled here, and
+    their differences have the noise of seeds in them.
+    """
+    signs = np.repeat([1, -1], [len(plus), len(minus)])
+    rows = [signs @ [arms[name].mean(axis=0) for name in [*plus, *minus]] for arms in trainings]
+    return contrast({"difference": np.array(rows)}, ["difference"])
+
+
 # ---- many tests ----
 
 
@@ -185,10 +201,10 @@ def first_shown(first: Table, last: Table) -> Table:
 # ---- recommendation ----
 
 
-def recommend(table: Table, scaled: bool = False) -> list[Recommendation]:
+def recommend(table: Table, scaled: bool = False, alone: Collection[str] = ()) -> list[Recommendation]:
     """Return a recommendation for each base and mix of an adjusted table, by RULE.
 
-    scaled: the lab is the second one, at full size.
+    scaled: the lab is the second one, at full size. alone: bases with a single training, whose noise is in no error.
     """
     found = []
     for base, mix in dict.fromkeys(key[:2] for key in table):
@@ -201,7 +217,29 @@ def recommend(table: Table, scaled: bool = False) -> list[Recommendation]:
             reason = f"{UNCLEAR} from the reference: {reason}"
         elif "gain" in shown and elsewhere and "gain" not in elsewhere:
             reason = f"helps this base only: {reason}"
+        if shown and base in alone:
+            reason += "; for this one training of the base"
         found.append(Recommendation(base, mix, verdict, reason))
+    return found
+
+
+def confirm(verdicts: Sequence[Recommendation], gains: Table, fresh: Table) -> list[Recommendation]:
+    """Return the verdicts, those to keep a mix confirmed, or not, by differences on seeds that were not used before.
+
+    fresh: such differences, for mixes that were run again; p is corrected over the gains of a mix (Holm).
+    """
+    found = []
+    for one in verdicts:
+        keys = [key for key, gain in gains.items() if key[:2] == (one.base, one.mix) and gain.shown == "gain"]
+        again = adjust({key: fresh[key] for key in keys if key in fresh})
+        if one.verdict != "keep" or not again:
+            found.append(one)
+            continue
+        reason = ", ".join(f"{key[2]} {difference}" for key, difference in again.items())
+        if len(again) == len(keys) and all(difference.shown == "gain" for difference in again.values()):
+            found.append(replace(one, reason=f"{one.reason}; confirmed on other seeds: {reason}"))
+        else:
+            found.append(replace(one, verdict=UNCONFIRMED, reason=f"not shown on other seeds: {reason}; {one.reason}"))
     return found
 
 

@@ -77,7 +77,7 @@ Sampling = Literal["temperature", "top_p", "top_k", "max_new_tokens", "max_probl
 class Run:
     """A base, a mix, a factor of the stage's learning rates, and a seed."""
 
-    base: str
+    base: str  # its tag, or that of another training of it
     mix: str
     rate: float
     seed: int
@@ -103,6 +103,8 @@ class Spec(BaseModel):
     rates: list[PositiveFloat] = Field([1.0], min_length=1)
     seeds: list[int] = Field(min_length=1)
     more_seeds: list[int] = []  # of mixes that are not distinguishable from the reference after the others
+    confirm_seeds: list[int] = []  # of mixes that are to be kept: they count for nothing but the confirmation
+    replicas: dict[str, list[str]] = {}  # base -> tags of further trainings of it, with other seeds
     budget: dict[Literal["num_iterations", "tokens"], int] = Field(min_length=1, max_length=1)  # equal for all arms
     flags: str = ""  # of the stage, as on its command line
     repeats: PositiveInt = 1
@@ -116,14 +118,24 @@ class Spec(BaseModel):
     slots: list[PositiveInt] = []  # rows of the engine, for the noise of evaluations
 
     @property
+    def trainings(self) -> dict[str, str]:
+        """The tags of all models that runs begin with, those of a base one after the other, and the base of each."""
+        return {tag: base for base in self.bases for tag in (base, *self.replicas.get(base, ()))}
+
+    @property
     def runs(self) -> list[Run]:
         """All runs; those of an arm follow each other."""
-        return list(starmap(Run, product(self.bases, self.mixes, self.rates, self.seeds)))
+        return list(starmap(Run, product(self.trainings, self.mixes, self.rates, self.seeds)))
 
     @property
     def more_runs(self) -> list[Run]:
         """The runs with more seeds, of all mixes: a lab needs some of them."""
-        return list(starmap(Run, product(self.bases, self.mixes, self.rates, self.more_seeds)))
+        return list(starmap(Run, product(self.trainings, self.mixes, self.rates, self.more_seeds)))
+
+    @property
+    def confirming_runs(self) -> list[Run]:
+        """The runs that may confirm a mix, of all mixes: a lab needs those of the reference and of mixes to be kept."""
+        return list(starmap(Run, product(self.trainings, self.mixes, self.rates, self.confirm_seeds)))
 
     @property
     def verdict_rounds(self) -> int:
@@ -134,7 +146,7 @@ class Spec(BaseModel):
     def merged_runs(self) -> list[Run]:
         """All merges: of runs with the same base, rate and seed."""
         names = map(":".join, product(self.merges, self.methods))
-        return list(starmap(Run, product(self.bases, names, self.rates, self.seeds)))
+        return list(starmap(Run, product(self.trainings, names, self.rates, self.seeds)))
 
     @property
     def open_tasks(self) -> list[str]:
@@ -157,7 +169,8 @@ class Spec(BaseModel):
 
     def base_of(self, run: Run) -> str:
         """Return the name of a run's base in tables: with the rate, if there are several."""
-        return run.base if len(self.rates) == 1 else f"{run.base}*{run.rate:g}"
+        base = self.trainings[run.base]
+        return base if len(self.rates) == 1 else f"{base}*{run.rate:g}"
 
     def words_of(self, mix: str) -> str:
         """Return the words of a mix for the stage's flag; files of pairs with their whole paths, as runs need them."""
@@ -206,13 +219,21 @@ def read_spec(path: Path, tag: str = "") -> Spec:
 def mistakes(spec: Spec) -> list[str]:
     """Return the mistakes of a spec, apart from names of tasks, and from those that the scripts find in their flags."""
     found = list(spec.unknown)
-    for base in spec.bases:
+    for base in spec.trainings:
         folder = base_dir() / spec.parent_of(base)
         if not any(folder.glob("step_*/manifest.json")):
             found.append(f"the base {base} has no checkpoint in {folder}: train it first")
     for name, weights in spec.merges.items():
         found += [f"the merge {name} has {mix}, which is not a mix" for mix in weights if mix not in spec.mixes]
-    tags = [spec.tag_of(run) for run in [*spec.runs, *spec.more_runs, *spec.merged_runs]]
+    found += [f"replicas has {base}, which is not a base" for base in spec.replicas if base not in spec.bases]
+    models = Counter(tag for base in spec.bases for tag in (base, *spec.replicas.get(base, ())))
+    found += [f"bases and replicas have {tag} {count} times" for tag, count in models.items() if count > 1]
+    used = {*spec.seeds, *spec.more_seeds} & {*spec.confirm_seeds}
+    found += [f"confirm_seeds has {seed}, which is used to find a difference" for seed in sorted(used)]
+    if len(spec.confirm_seeds) == 1 and not all(spec.replicas.get(base) for base in spec.bases):
+        found.append("confirm_seeds needs two seeds: with one nothing is confirmed")
+    runs = [*spec.runs, *spec.more_runs, *spec.confirming_runs, *spec.merged_runs]
+    tags = [spec.tag_of(run) for run in runs] if not models.total() > len(models) else []
     names = Counter(tags + spec.tasks)
     found += [f"two runs, or two lists of benchmarks, have {name}" for name, count in names.items() if count > 1]
     if spec.reference not in spec.mixes:
@@ -234,7 +255,7 @@ def mistakes(spec: Spec) -> list[str]:
 def chains_of(spec: Spec) -> list[Chain]:
     """Return the steps of a lab."""
     # Alarms compare a run with its base.
-    return [[base_step(spec, base)] for base in spec.bases] + [run_steps(spec, run) for run in spec.runs]
+    return [[base_step(spec, base)] for base in spec.trainings] + [run_steps(spec, run) for run in spec.runs]
 
 
 def merge_chains(spec: Spec) -> list[Chain]:
@@ -342,7 +363,7 @@ def expectations(spec: Spec, questions: Mapping[str, int], ahead: float) -> list
         spent = cost(done)
         dollars = "" if spent is None else f", ${factor * spent:,.2f}"
         left = f"about {duration(seconds)} left, one run after the other{dollars}"
-    size = disk_needed(spec, [*spec.runs, *spec.more_runs, *spec.merged_runs])
+    size = disk_needed(spec, [*spec.runs, *spec.more_runs, *spec.confirming_runs, *spec.merged_runs])
     lines = [
         f"{len(finished)} of {len(chains)} runs are finished",
         left,
@@ -350,6 +371,8 @@ def expectations(spec: Spec, questions: Mapping[str, int], ahead: float) -> list
     ]
     if spec.more_seeds:
         lines.append(f"up to {len(spec.more_runs)} more runs follow, for mixes that are not distinguishable by then")
+    if spec.confirm_seeds:
+        lines.append(f"up to {len(spec.confirming_runs)} more confirm mixes that are to be kept, on seeds of their own")
     tests = len(spec.bases) * len(spec.rates) * (len(spec.mixes) - 1) * len(spec.dev) * spec.verdict_rounds
     for name, number in questions.items():
         least = significance.smallest_difference(number, len(spec.seeds), spec.repeats, len(spec.mixes), max(tests, 1))
@@ -361,7 +384,7 @@ def expectations(spec: Spec, questions: Mapping[str, int], ahead: float) -> list
 def planned_training(spec: Spec) -> float:
     """Return the seconds that all runs will train, as the script itself plans those of a base's first run."""
     total = 0.0
-    for base in spec.bases:
+    for base in spec.trainings:
         runs = [run for run in spec.runs if run.base == base]
         script, *flags = run_steps(spec, runs[0])[0].command
         total += len(runs) * json.loads(check_flags(script, ["--json", *flags]))["estimate"]["seconds"]

@@ -77,7 +77,7 @@ def train(base: Path, tag: str, scale: float = 1.0, stage: str = "chat_sft"):
 
 def make_lab(base: Path, spec: Spec, held_out: Sequence[str] = ()):
     """Leave all runs of a lab, evaluations of the bases, and those of some mixes on the held-out benchmark."""
-    for name in spec.bases:
+    for name in spec.trainings:
         answer(base, "chat_eval_mid", f"{spec.name}-{name}", {"World-Choices": 0.6})
     for number, run in enumerate(spec.runs):
         tag, (share, other) = spec.tag_of(run), TRUTH[run.mix]

@@ -19,7 +19,7 @@ from tracks.lab import findings
 from tracks.lab.kinds import search_rates
 from tracks.lab.run import Config
 from tracks.lab.sweep import Run, Spec, base_step, run_steps
-from tracks.lab.tests.made_labs import QUESTIONS, answer, make_lab, read_lab, train
+from tracks.lab.tests.made_labs import QUESTIONS, TRUTH, answer, make_lab, read_lab, train
 
 MERGES = """[merges]
 both = { good = 1, idle = 2 }
@@ -53,7 +53,7 @@ def test_the_truth_is_found_on_both_bases(base, spec) -> None:
     results = results_of(spec)
     kept = [result.run for result in findings.recommended(spec, results)]
     assert set(kept) == {run for run in spec.runs if run.mix in ("plain", "good")}
-    table = findings.differences(findings.cells(results, spec.dev), "plain")
+    table = findings.differences(findings.trainings(results, spec.dev), "plain")
     gain = table["one", "good", "World-Facts"]
     assert gain.low < 30 < gain.high
     assert gain.error < 3.5  # without pairs it would be more
@@ -69,7 +69,7 @@ def test_more_seeds_are_for_what_is_not_distinguishable_and_for_its_reference(ba
     ]
     assert findings.undecided_runs(read_lab(base), first) == []
     # p counts both tables.
-    once = findings.differences(findings.cells(first, spec.dev), "plain")
+    once = findings.differences(findings.trainings(first, spec.dev), "plain")
     for key, one in findings.gains_of(spec, first).items():
         assert one.adjusted == pytest.approx(min(1, 2 * once[key].adjusted))
     # Arms of two and of three seeds stand in one table.
@@ -86,6 +86,44 @@ def test_more_seeds_are_for_what_is_not_distinguishable_and_for_its_reference(ba
         assert gains[name, "good", "World-Facts"] == early[name, "good", "World-Facts"]
         assert gains[name, "idle", "World-Facts"] != early[name, "idle", "World-Facts"]
     assert gains["one", "good", "World-Facts"].shown == "gain"
+
+
+def test_several_trainings_of_a_base_are_one_base_in_the_tables(base) -> None:
+    more = 'seeds = [1, 2]\nreplicas = { one = ["one-b", "one-c"] }'
+    spec = read_lab(base, {"seeds = [1, 2]": more, 'bases = ["one", "two"]': 'bases = ["one"]'})
+    assert [run.base for run in spec.runs[::8]] == ["one", "one-b", "one-c"]
+    make_lab(base, spec)
+    results = results_of(spec)
+    assert {result.base for result in results} == {"one"}
+    assert findings.cells(results, spec.dev)["one", "World-Facts"]["good"].shape == (6, QUESTIONS)
+    gains = findings.gains_of(spec, results)
+    assert gains["one", "good", "World-Facts"].freedom == 2  # three trainings
+    assert verdicts(spec) == {("one", "good"): "keep", ("one", "idle"): "scale up", ("one", "bad"): "drop"}
+    findings.write_report(spec, begin(spec), results, [])
+    tables = {table["title"]: table for table in read_json(base / "lab/lab/outcome.json")["tables"]}
+    assert [row[:2] for row in tables["Scores, one"]["rows"]] == [[mix, "6 of 6"] for mix in spec.mixes]
+    assert not any("one training" in row[3] for row in tables["Recommendation"]["rows"])
+
+
+@pytest.mark.parametrize("again", ["good", "plain"])
+def test_a_keep_is_confirmed_on_seeds_of_its_own(again: str, base) -> None:
+    """The mix is run again with the reference alone; its gain is there or not."""
+    spec = read_lab(base, {"seeds = [1, 2]": "seeds = [1, 2]\nconfirm_seeds = [7, 8]", '["one", "two"]': '["one"]'})
+    make_lab(base, spec)
+    first = results_of(spec)
+    runs = findings.runs_to_confirm(spec, first)
+    assert [(run.mix, run.seed) for run in runs] == [("plain", 7), ("plain", 8), ("good", 7), ("good", 8)]
+    for number, run in enumerate(runs):
+        train(base, spec.tag_of(run))
+        share = TRUTH[again if run.mix == "good" else "plain"][0]
+        shares = {"World-Facts": share, "World-Choices": 0.6}
+        answer(base, "chat_eval_sft", spec.tag_of(run), shares, spec.repeats, 50 + number)
+    results = [*first, *findings.read_results(spec, runs)]
+    assert findings.gains_of(spec, results) == findings.gains_of(spec, first)
+    [verdict] = [one for one in findings.verdicts_on(spec, results) if one.mix == "good"]
+    assert verdict.verdict == ("keep" if again == "good" else "not confirmed")
+    kept = {result.run.mix for result in findings.recommended(spec, results)}
+    assert kept == ({"plain", "good"} if again == "good" else {"plain"})
 
 
 def test_scores_are_those_of_the_files(base, spec) -> None:
@@ -142,14 +180,14 @@ def test_synergy_is_the_gain_beyond_the_sum_of_both() -> None:
     """Made cells: each part gains 10 points, both together 40."""
     random, shares = np.random.default_rng(0), {"plain": 0.3, "a": 0.4, "b": 0.4, "a+b": 0.7}
     found = {mix: 100.0 * (random.random((3, 4000)) < share) for mix, share in shares.items()}
-    [(key, one)] = findings.differences({("one", "Task"): found}, "plain", are_synergies=True).items()
+    [(key, one)] = findings.differences({("one", "Task"): [found]}, "plain", are_synergies=True).items()
     assert key == ("one", "a+b", "Task")
     assert one.low < 20 < one.high
     assert one.adjusted < 0.001
     means = {mix: scores.mean() for mix, scores in found.items()}
     assert one.mean == pytest.approx(means["a+b"] + means["plain"] - means["a"] - means["b"])
     del found["plain"]  # the reference
-    assert not findings.differences({("one", "Task"): found}, "plain", are_synergies=True)
+    assert not findings.differences({("one", "Task"): [found]}, "plain", are_synergies=True)
 
 
 def test_merges_keep_a_share_of_gains(base) -> None:

@@ -90,6 +90,68 @@ def test_more_seeds_where_nothing_is_shown_find_no_more_without_an_effect() -> N
     assert changed <= LABS * significance.LEVEL + 2 * math.sqrt(LABS * significance.LEVEL * (1 - significance.LEVEL))
 
 
+def lab_over_trainings(random, trainings: int, noise: float, gain: float = 0.0) -> list[dict[int, np.ndarray]]:
+    """Return the cells of each training of a base on one benchmark: a reference and three mixes.
+
+    noise: deviation of what a mix changes by chance in one training, beyond that of seeds. gain: of the first mix.
+    """
+    found = []
+    for _ in range(trainings):
+        accuracies = 50 + noise * random.standard_normal(4)
+        accuracies[1] += gain
+        found.append(dict(enumerate(made_scores(random, accuracies, 2, 300))))
+    return found
+
+
+def recommended_mixes(cells: list[dict[int, np.ndarray]]) -> set[int]:
+    """Return the mixes for which a change is recommended."""
+    table = {}
+    for mix in (1, 2, 3):
+        if len(cells) > 1:
+            table["base", mix, "Task"] = significance.contrast_over_trainings(cells, [mix], [0])
+        else:
+            table["base", mix, "Task"] = significance.contrast(cells[0], [mix], [0])
+    verdicts = significance.recommend(significance.adjust(table))
+    return {one.mix for one in verdicts if one.verdict != "scale up"}
+
+
+def test_a_base_that_was_trained_once_hides_its_noise_and_several_trainings_show_it() -> None:
+    """Without any effect: with one training, what it does by chance is found, again and again; with four it is not."""
+    random = np.random.default_rng(11)
+    count = dict.fromkeys((1, 4), 0)
+    for _ in range(LABS):
+        for trainings in count:
+            count[trainings] += bool(recommended_mixes(lab_over_trainings(random, trainings, noise=6.0)))
+    print(f"labs of {LABS} without an effect that recommend a change, by trainings of the base: {count}, seed 11")
+    assert count[1] > LABS / 3
+    assert count[4] <= LABS * significance.LEVEL + 2 * math.sqrt(LABS * significance.LEVEL * (1 - significance.LEVEL))
+
+
+def test_an_effect_is_found_over_trainings() -> None:
+    random = np.random.default_rng(12)
+    found = [recommended_mixes(lab_over_trainings(random, 4, noise=3.0, gain=25.0)) for _ in range(50)]
+    assert sum(1 in one for one in found) >= 40
+
+
+def test_other_seeds_confirm_or_do_not() -> None:
+    random = np.random.default_rng(13)
+    scores = made_scores(random, [50, 75, 75], 2, 400)
+    gains = significance.adjust(
+        {("base", mix, "Task"): significance.contrast(dict(enumerate(scores)), [mix], [0]) for mix in (1, 2)}
+    )
+    verdicts = significance.recommend(gains, alone=["base"])
+    assert [one.verdict for one in verdicts] == ["keep", "keep"]
+    assert all(one.reason.endswith("; for this one training of the base") for one in verdicts)
+    again = made_scores(random, [50, 75, 50], 2, 400)
+    fresh = {("base", mix, "Task"): significance.contrast(dict(enumerate(again)), [mix], [0]) for mix in (1, 2)}
+    first, second = significance.confirm(verdicts, gains, fresh)
+    assert first.verdict == "keep"
+    assert "; confirmed on other seeds: Task +" in first.reason
+    assert second.verdict == significance.UNCONFIRMED
+    assert second.reason.startswith("not shown on other seeds: Task ")
+    assert significance.confirm(verdicts, gains, {}) == verdicts  # not run yet
+
+
 def two_tables(benchmarks, rounds):
     """Return the adjusted table of some benchmarks' scores by mix; 0 is the reference."""
     table = {

@@ -69,8 +69,16 @@ def test_more_seeds_are_other_seeds_after_two(base) -> None:
         "more_seeds and merges do not go together: a merge needs its mixes at equal seeds",
         "more_seeds needs two seeds before: with one nothing is decided",
     ]
-    spec = read_lab(base, {"seeds = [1, 2]": "seeds = [1, 2]\nmore_seeds = [3]"})
+    changes = {"seeds = [1, 2]": 'seeds = [1, 2]\nconfirm_seeds = [2]\nreplicas = { one = ["two"], three = ["b"] }'}
+    assert mistakes(read_lab(base, changes)) == [
+        "replicas has three, which is not a base",
+        "bases and replicas have two 2 times",
+        "confirm_seeds has 2, which is used to find a difference",
+        "confirm_seeds needs two seeds: with one nothing is confirmed",
+    ]
+    spec = read_lab(base, {"seeds = [1, 2]": "seeds = [1, 2]\nmore_seeds = [3]\nconfirm_seeds = [7, 8]"})
     assert mistakes(spec) == []
+    assert "up to 16 more confirm mixes that are to be kept, on seeds of their own" in expectations(spec, {}, 0)
     assert "up to 8 more runs follow, for mixes that are not distinguishable by then" in expectations(spec, {}, 0)
 
 
