@@ -3,7 +3,8 @@
 python -m tracks.recursion.phases --phase=fast      1,000 steps with the preset aggressive
 python -m tracks.recursion.phases --phase=extreme   5,000 steps of 256 rows with the preset extreme
 
-The second one is worth its cost if the first one ended without an alarm. A report card ends the run. Other flags go to
+The second one starts if the first one meets four criteria: exits in order, refinement, gradient norms, a falling loss.
+`--anyway` starts it in any case, and says what is not met. A report card ends the run. Other flags go to
 tracks.recursion.train. Run the same command again to resume.
 """
 
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from nanochat.config import option, options, run_script
+from nanochat.errors import UserError
 from nanochat.jobs.runner import Step
 from nanochat.jobs.series import (
     SeriesSettings,
@@ -23,7 +25,9 @@ from nanochat.jobs.series import (
     training_step,
     words_of,
 )
-from nanochat.log import print0
+from nanochat.log import print0, read_metrics, table_of, terminal_table
+from nanochat.paths import stage_dir
+from tracks.recursion.criteria import criteria
 
 # Phase → flags. Nothing here was measured on a GPU yet.
 PhaseName = Literal["fast", "extreme"]  # the keys
@@ -40,7 +44,27 @@ class Config(SeriesSettings):
 
     tag = option("h100", "name of the tokenizer, and the beginning of the run's tag")
     phase: PhaseName = option("fast", "fast: does refinement work? extreme: worth its cost if it does")
+    anyway: bool = option(False, "start the phase extreme whatever the phase fast has shown", in_card=False)
     out = option("", "file for the report card (default: TAG-PHASE.md in the current folder)")
+
+
+def check_first_phase(config: Config) -> None:
+    """Print what the first phase has shown beside the criteria; a UserError if one is not met, without --anyway."""
+    run = stage_dir("base_train", f"{config.tag}-fast")
+    if not (run / "outcome.json").exists():
+        sentence = f"{run.name} has not finished: run --phase=fast first"
+        if not config.anyway:
+            raise UserError(f"{sentence}, or start this phase with --anyway")
+        print0(f"phases: {sentence} was the advice")
+        return
+    found = criteria(read_metrics(run / "metrics.jsonl"))
+    rows = [[one.name, "yes" if one.is_met else "no", one.shown] for one in found]
+    print0(terminal_table(table_of(f"What {run.name} has shown", "Criterion | Met | Shown", rows)))
+    unmet = [f"{one.name} ({one.shown})" for one in found if not one.is_met]
+    if unmet and not config.anyway:
+        raise UserError(f"{run.name} does not meet: {'; '.join(unmet)}. --anyway starts this phase in any case")
+    if unmet:
+        print0(f"phases: started anyway, without {'; '.join(unmet)}")
 
 
 def steps(config: Config, data: str, flags: list[str]) -> Iterator[Step]:
@@ -57,6 +81,8 @@ def main(config: Config) -> None:
     flags = [*PHASES[config.phase].split(), *words_of(config)]
     print0(check_flags(MODULE, [f"--data={data}", f"--tokenizer-tag={config.tag}", *flags]))
     if "--dry-run" not in flags:
+        if config.phase == "extreme":
+            check_first_phase(config)
         run_series("phases", config.tag, steps(config, data, flags))
 
 

@@ -1,13 +1,20 @@
-"""The two phases on H100: their plans. The tests of the training script have recursive runs."""
+"""The two phases on H100: their plans, and the gate between them. The tests of training have recursive runs."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
+from outcomes import leave
 from small_runs import SMALL
 
-from tracks.recursion.phases import PHASES, Config, PhaseName, steps
+from nanochat.errors import UserError
+from nanochat.log import MetricLog
+from tracks.recursion.phases import PHASES, Config, PhaseName, check_first_phase, steps
 from tracks.recursion.settings import PRESETS, PresetName
+
+FALLING = [3.0 - 0.1 * step for step in range(10)]
 
 
 @pytest.mark.parametrize(("phase", "preset"), [("fast", "aggressive"), ("extreme", "extreme")])
@@ -27,3 +34,57 @@ def test_a_card_ends_the_series(base, out, name) -> None:
 def test_the_types_of_phases_and_presets_name_the_keys() -> None:
     assert get_args(PhaseName) == tuple(PHASES)
     assert get_args(PresetName) == tuple(PRESETS)
+
+
+def logged(base: Path, exits: list[float], norm: float = 1.0, losses: Sequence[float] = FALLING) -> None:
+    """Leave a finished first phase."""
+    folder = leave(base, "base_train", "h100-fast").parent
+    with MetricLog(folder) as log:
+        for step, loss in enumerate(losses, 1):
+            log.write("train", step, **{"train/loss": loss, "train/grad_norm": norm})
+        log.write("validation", len(losses), **{f"val/bpb at exit {i}": bpb for i, bpb in enumerate(exits)})
+
+
+GOOD = [2.0, 1.8, 1.7, 1.6]
+
+
+@pytest.mark.parametrize(
+    ("shown", "unmet"),
+    [
+        (
+            {"exits": [2.0, 2.1, 1.7, 1.6]},
+            "each exit better than the one before (2.0000 > 2.1000 > 1.7000 > 1.6000 bits per byte)",
+        ),
+        ({"exits": [2.0, 1.9, 1.85, 1.8]}, "refinement of 15% or more (10.0%)"),
+        ({"exits": GOOD, "norm": 0.3}, "gradient norm from 0.5 to 1.5 (0.30 in the median, 0.30 at most)"),
+        ({"exits": GOOD, "losses": [*FALLING[:8], 4.0, 4.0]}, "a loss that falls in each fifth of the run (2.9500, "),
+        ({"exits": GOOD, "losses": FALLING[:3]}, "validations and steps (1 validations and 3 steps)"),
+    ],
+)
+def test_the_second_phase_asks_for_what_the_first_has_shown(shown, unmet, base, capsys) -> None:
+    config = Config(phase="extreme")
+    with pytest.raises(UserError, match="h100-fast has not finished: run --phase=fast first, or start this phase with"):
+        check_first_phase(config)
+    check_first_phase(replace(config, anyway=True))
+    assert "h100-fast has not finished" in capsys.readouterr().out
+    logged(base, **shown)
+    with pytest.raises(UserError) as refused:
+        check_first_phase(config)
+    assert str(refused.value).startswith(f"h100-fast does not meet: {unmet}")
+    assert str(refused.value).endswith(". --anyway starts this phase in any case")
+    check_first_phase(replace(config, anyway=True))
+    assert f"phases: started anyway, without {unmet}" in capsys.readouterr().out
+
+
+def test_a_good_first_phase_lets_the_second_begin(base, capsys) -> None:
+    logged(base, GOOD)
+    check_first_phase(Config(phase="extreme"))
+    printed = capsys.readouterr().out
+    assert printed.count("| yes |") == 4
+    assert "started anyway" not in printed
+
+
+def test_the_command_refuses_the_second_phase(series, base) -> None:
+    done = series("tracks.recursion.phases", "--phase=extreme", "--data=letters", *SMALL, code=2)
+    assert done.stderr.startswith("error: h100-fast has not finished: run --phase=fast first")
+    assert not (base / "base_train/h100-extreme").exists()
