@@ -20,7 +20,7 @@ class Config(DeviceSettings, TagSettings):
 
 def main(config: Config) -> None:
     from nanochat.runtime import setup
-    from tracks.recursion.study import SeedResult, figures, read_seeds, refit_exits, tables
+    from tracks.recursion.study import SeedResult, figures, pictures, read_seeds, refit_exits, tables
 
     outcome = Outcome.begin("recursion_eval", config.tag, config)
     seeds = read_seeds(config.tag, config.seeds)
@@ -31,6 +31,7 @@ def main(config: Config) -> None:
                 results.append(SeedResult(arms, *refit_exits(arms["R"], runtime, log)))
     outcome.metrics = figures(results)
     outcome.tables = tables(results)
+    outcome.curves = pictures(results[0])
     outcome.finish()
 
 

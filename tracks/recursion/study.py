@@ -6,6 +6,7 @@ spend the same compute in another way. The refitted head reads more text than th
 refitted too, for a comparison on equal terms.
 """
 
+import json
 import statistics
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,13 +18,13 @@ from nanochat.data.corpus import Corpus
 from nanochat.dataloader import TextLoader, corpus_of
 from nanochat.errors import UserError
 from nanochat.evals.bpb import read_text, text_bpb
-from nanochat.log import MetricLog, Record, print0, read_metrics, table_of
+from nanochat.log import MetricLog, Record, metric_curve, print0, read_metrics, table_of
 from nanochat.models import build_model, config_of, tokenizer_of
 from nanochat.objectives import next_token
 from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome
 from nanochat.param_groups import build_groups, group_rates
-from nanochat.paths import stage_dir
+from nanochat.paths import stage_dir, text_sha256
 from nanochat.runtime import Runtime
 from nanochat.scaling import flops_per_token, rate_scale
 from nanochat.settings import OptimizerSettings
@@ -238,14 +239,14 @@ def refit_for_as_long(
     return lowest
 
 
-def refit_exits(run: ArmRun, runtime: Runtime, log: MetricLog) -> tuple[float, float]:
-    """Refit the first exit of a run, and the last one for as long; returns the bits per byte of both."""
+def refit_exits(run: ArmRun, runtime: Runtime, log: MetricLog) -> tuple[float, float, int]:
+    """Refit the first exit of a run, and the last one for as long; returns the bits per byte of both, and the steps."""
     corpus = corpus_of(run.manifest)
     if corpus.describe()["fingerprint"] != run.manifest["source"]["setting"]["data"]:
         raise UserError(f"the text has changed since {run.outcome.tag} was trained: put it back, or train again")
     first, rounds = refit(1, run, corpus, runtime, log)
     last = refit_for_as_long(len(run.exits), run, corpus, runtime, log, rounds)
-    return first, last
+    return first, last, REFIT_STEPS * sum(rounds)
 
 
 @dataclass(frozen=True)
@@ -255,6 +256,13 @@ class SeedResult:
     arms: dict[str, ArmRun]
     first: float  # bits per byte of R's first exit with a head of its own
     last: float  # of the last exit
+    steps: int  # that each of the heads was trained
+
+    @property
+    def batches(self) -> str:
+        """A hash of what decides the batches of R, P, F and L: W has more of them."""
+        source = self.arms["R"].manifest["source"]
+        return text_sha256(json.dumps([source["setting"], source["rows"]], sort_keys=True))[:12]
 
     @property
     def refinements(self) -> tuple[float, float, float]:
@@ -319,6 +327,9 @@ def figures(results: Sequence[SeedResult]) -> Metrics:
     recursions = [result.arms["R"] for result in results]
     settings = recursions[0].outcome.config
     validations = [in_order(exits) for one in recursions for exits in validated_exits(one.records)]
+    norms = [record["train/grad_norm"] for one in recursions for record in one.records if "train/grad_norm" in record]
+    model = recursions[0].manifest["model"]
+    sweeps = model["supervision"] * model["passes"] * (model["loops"] + 1)
     return {
         "Verdict": verdict(own, refitted, gains),
         "Preset": settings["recursion"],
@@ -327,4 +338,23 @@ def figures(results: Sequence[SeedResult]) -> Metrics:
         "Refinement, first exit refitted": measured(*interval(refitted)),
         "Refinement, first and last exit refitted": measured(*interval(both)),
         "Exits in order": f"{sum(validations)} of {len(validations)} validations",
+        "Gradient norm of R": f"{statistics.median(norms):.2f} in the median, {max(norms):.2f} at most",
+        "Applications of a layer per token": sweeps,
+        "Batches of R, P, F and L": ", ".join(result.batches for result in results),
+        "Steps of a refit": ", ".join(str(result.steps) for result in results),
     }
+
+
+def pictures(result: SeedResult) -> list[Record]:
+    """Return the exits of R over the steps, and the arms over the steps and over the seconds, of a seed."""
+    records = result.arms["R"].records
+    exits = {"title": "Exits of R, first seed", "x": "step", "y": "bits per byte", "series": {}}
+    for number in range(len(result.arms["R"].exits)):
+        exits["series"][f"exit {number}"] = metric_curve(records, f"val/bpb at exit {number}")
+    found = [exits]
+    for x, over in (("step", "step"), ("seconds", "total_training_time")):
+        picture = {"title": f"Arms over the {x}, first seed", "x": x, "y": "bits per byte", "series": {}}
+        for arm, run in result.arms.items():
+            picture["series"][arm] = metric_curve(run.records, "val/bpb", over=over)
+        found.append(picture)
+    return found

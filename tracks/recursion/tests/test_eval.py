@@ -2,6 +2,7 @@
 
 import shutil
 
+import numpy as np
 import pytest
 from base_runs import STEPS, Base
 
@@ -55,6 +56,18 @@ def test_one_seed_gives_figures_and_no_verdict(base, capsys) -> None:
     assert rows["P"]["Parameters"] == rows["R"]["Parameters"] == rows["L"]["Parameters"] < rows["F"]["Parameters"]
     metrics = outcome["metrics"]
     assert (metrics["Preset"], metrics["supervision_base"], metrics["loops"]) == ("aggressive", 5.0, 2)
+    norms = [*base.series("small-R-1", "train/grad_norm").values()]
+    assert metrics["Gradient norm of R"] == f"{np.median(norms):.2f} in the median, {max(norms):.2f} at most"
+    assert metrics["Applications of a layer per token"] == 4 * (2 + 1)
+    assert len(metrics["Batches of R, P, F and L"]) == 12
+    steps = int(metrics["Steps of a refit"])
+    assert steps >= 30  # a round or more at each rate
+    assert steps % 10 == 0
+    pictures = {curve["title"]: curve["series"] for curve in outcome["curves"]}
+    assert list(pictures["Exits of R, first seed"]) == [f"exit {number}" for number in range(4)]
+    for title in ("Arms over the step, first seed", "Arms over the seconds, first seed"):
+        assert list(pictures[title]) == list(rows)
+        assert all(len(xs) == len(ys) > 1 for xs, ys in pictures[title].values())
     # The heads went on learning, both from the same text.
     kinds = ("", ", first exit refitted", ", first and last exit refitted")
     own, refitted, both = (metrics[f"Refinement{kind}"]["value"] for kind in kinds)
