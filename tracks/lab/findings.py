@@ -274,6 +274,8 @@ def write_report(spec: Spec, outcome: Outcome, results: Results, merged: Results
         "Reference": spec.reference,
         "Rule": significance.RULE,
     }
+    if sealed:
+        outcome.metrics["Recipe to final, seconds"] = recipe_to_final(tables[-1])
     outcome.curves = overlays(results)
     outcome.finish()
 
@@ -405,6 +407,12 @@ def cost_table(spec: Spec, results: Results, sealed: Results) -> Record:
         evaluated = sum(outcome.seconds for outcome in outcomes if "eval" in outcome.stage)
         rows.append([part, len(trained), seconds, flops, cost(outcomes), evaluated / max(seconds, 1e-9)])
     return table_of("Cost", "Part | Models | Seconds:,.0f | FLOPs:.3g | Dollars:.2f | Evaluation:.0%", rows)
+
+
+def recipe_to_final(costs: Record) -> str:
+    """Return how many times as long the search for the recipe took as the final models."""
+    (_, _, recipe, *_), (_, _, final, *_) = costs["rows"]
+    return f"{recipe / max(final, 1e-9):.1f}"
 
 
 def overlays(results: Results) -> list[Record]:

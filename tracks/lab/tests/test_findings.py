@@ -271,6 +271,7 @@ def test_costs_are_apart(base) -> None:
     # bases are evaluated too.
     assert [row[:4] for row in rows] == [["Recipe", 8, 3000.0, 8e15], ["Final", 8, 2400.0, 8e15]]
     assert [row[5] for row in rows] == pytest.approx([0.36, 0.2])
+    assert read_json(base / "lab/lab/outcome.json")["metrics"]["Recipe to final, seconds"] == "1.2"
 
 
 def test_holes_and_alarms_are_named(base, spec) -> None:
