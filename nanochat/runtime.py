@@ -261,11 +261,12 @@ def keep_freed_memory() -> None:
     """Let glibc keep the memory of freed tensors for the next ones, as a GPU's allocator does.
 
     Otherwise each tensor above 32 MB gets new pages from the kernel, and clearing them takes as long as filling them.
+    glibc before 2.35 keeps no more than 32 MB at once, and is left as it is.
     """
     with suppress(AttributeError):  # another library
         libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
-        libc.mallopt(M_TRIM_THRESHOLD, -1)  # never
+        if libc.mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT):
+            libc.mallopt(M_TRIM_THRESHOLD, -1)  # never
 
 
 def unusable_gpu() -> str:

@@ -134,10 +134,10 @@ def run_program(program: str, limits: Limits = LIMITS, unsafe: bool = False, rea
 @contextlib.contextmanager
 def conversation(
     program: str, limits: Limits = LIMITS, unsafe: bool = False, readable: Sequence[str] = ()
-) -> Iterator[tuple[int, int, Callable[[], Verdict]]]:
+) -> Iterator[tuple[int, int, Callable[[float], Verdict]]]:
     """Start a Python program, contained as by `run_program`, that is asked and answers.
 
-    Yields the descriptors to ask and to listen by, and a function that waits until the program or its time ends. The
+    Yields the descriptors to ask and to listen by, and a function that waits so many seconds for the program's end. The
     program has its own ends as READS and WRITES.
     """
     program_reads, asks = os.pipe()
@@ -159,10 +159,10 @@ def _start(
     unsafe: bool,
     descriptors: Sequence[int] = (),
     readable: Sequence[str] = (),
-) -> Iterator[Callable[[], Verdict]]:
+) -> Iterator[Callable[..., Verdict]]:
     """Start a program by a launcher, and yield a function that waits until the program or its time ends.
 
-    The program takes over the descriptors, and is killed at the end.
+    The function may be told to wait for fewer seconds. The program takes over the descriptors. At the end it is killed.
     """
     is_contained = not (unsafe and missing())
     word = secrets.token_hex(16)
@@ -193,9 +193,9 @@ def _start(
         for descriptor in descriptors:
             os.close(descriptor)  # so that the program's end is an end of file for the other side
 
-        def verdict() -> Verdict:
+        def verdict(patience: float = limits.seconds) -> Verdict:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(limits.seconds)
+                child.wait(patience)
             output.seek(0)
             text = output.read().decode(errors="replace")
             # Everything before the word is the program's output.

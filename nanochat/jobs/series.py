@@ -5,11 +5,13 @@ chooses the flags of the next one. `nanochat.jobs.runner` skips steps that have 
 changed ones, and refuses a second process; that is all a series needs to resume.
 """
 
+import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from nanochat.config import Count, collect_signals, option, options, stop_signals
 from nanochat.data.corpus import absolute_data
@@ -131,10 +133,13 @@ def source_of(config: SeriesSettings, default: str) -> str:
     return default if config.data == "auto" else absolute_data(config.data)
 
 
-def check_flags(module: str, words: list[str]) -> str:
-    """Let a training script plan a run with these flags, and return the plan; a complaint is a UserError."""
+def check_flags(module: str, words: list[str], variables: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Let a training script plan a run with these flags, and return the plan; a complaint is a UserError.
+
+    variables: more of the environment.
+    """
     command = [sys.executable, "-m", module, "--dry-run", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | dict(variables), capture_output=True, text=True)
     if done.returncode:
         raise UserError(done.stderr.strip().removeprefix("error: ") or f"{shlex.join(command)} failed")
     return done.stdout.strip()

@@ -44,7 +44,7 @@ def gain_rows(found: list[Record], before: str, after: str) -> list[list]:
         first, second = (np.array(each["right"].split(), float) / each["samples"] for each in (one, later))
         mean, error = mean_estimate((second - first).tolist())
         better, worse = int((second > first).sum()), int((second < first).sum())
-        in_errors = mean / error if error else None
+        in_errors = mean / error if error > 0 else None  # nan for a single question
         scores = [len(first), float(first.mean()), float(second.mean()), mean, error, in_errors]
         rows.append([task, *scores, better, worse, sign_test(better, worse)])
     return rows
@@ -62,6 +62,9 @@ def main(config: Config) -> None:
         raise UserError(
             f"--tag={config.tag}: no stage has answered the base model's questions: run tracks.bases.practice"
         )
+    outcome.metrics["±"] = (
+        "of the difference over questions, for one training; p is not corrected for the number of rows"
+    )
     outcome.finish()
 
 

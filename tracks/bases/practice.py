@@ -9,6 +9,7 @@ the same questions are asked, and tasks for which nothing was learned. Run the s
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from nanochat.config import Count, option, options, run_script
 from nanochat.errors import UserError
@@ -17,6 +18,7 @@ from nanochat.jobs.series import report_step, run_series, training_step
 from nanochat.paths import base_dir, saved_steps, stage_dir
 from nanochat.settings import TagSettings
 from nanochat.stages import MODELS
+from tasks import JUDGED, find_task
 
 MIXTURE = "GSM8K%70,SpellingBee%30"  # shares of the tokens that the assistant writes
 BATCH = "--total-batch-size=8192 --device-batch-size=4 --max-seq-len=512"
@@ -36,7 +38,8 @@ class Config(TagSettings):
     dpo_epochs: Count = option(2, "passes of DPO over its pairs", least=1)
     problems: Count = option(400, "questions of each task (0: all)")
     unlearned: str = option(
-        "hellaswag_zeroshot,lambada_openai,openbook_qa,winogrande", "CORE's tasks that show what was lost"
+        "hellaswag_zeroshot,lambada_openai,openbook_qa,winogrande",
+        "CORE's tasks that show what was lost (empty: none is asked)",
     )
     out: str = option("", "file for the report card (default: TAG.md in the current folder)", in_card=False)
 
@@ -44,8 +47,11 @@ class Config(TagSettings):
 def scores(config: Config, source: str, tag: str, parent: str) -> Iterator[Step]:
     """Yield the evaluations of the model of a stage."""
     chat = ["scripts.chat_eval", f"--source={source}", f"--tag={tag}", f"--out-tag={config.tag}"]
-    chat += [f"--tasks=GSM8K,SpellingBee,{config.task}", f"--max-problems={config.problems}", "--max-new-tokens=160"]
+    tasks = ",".join(dict.fromkeys(["GSM8K", "SpellingBee", config.task]))
+    chat += [f"--tasks={tasks}", f"--max-problems={config.problems}", "--max-new-tokens=160"]
     yield Step(f"{source}-chat", chat, output=f"chat_eval_{source}/{config.tag}", parent=parent)
+    if not config.unlearned:
+        return
     core = ["scripts.base_eval", f"--source={source}", f"--tag={tag}", f"--out-tag={config.tag}"]
     core += [f"--tasks={config.unlearned}", f"--max-per-task={config.problems or -1}"]
     stage = "base_eval" if source == "base" else f"base_eval_{source}"
@@ -73,10 +79,12 @@ def steps(config: Config) -> Iterator[Step]:
     flags = [*answers, f"--num-iterations={config.sampling_steps}", "--num-samples=4", "--init-lr-frac=0", "--seed=7"]
     yield training_step("answers", "scripts.chat_rl", flags, f"{tag}-answers", stage="chat_rl", parent=base)
     pairs = base_dir() / "practice" / tag / "pairs.jsonl"
-    yield Step("pairs", ["scripts.rollouts", f"--tag={tag}-answers", f"--pairs={pairs}", "--pairs-per-prompt=2"])
+    choose = ["scripts.rollouts", f"--tag={tag}-answers", f"--pairs={pairs}", "--pairs-per-prompt=2"]
+    yield Step("pairs", choose, parent=f"chat_rl/{tag}-answers")
     flags = [*parent, f"--pairs={pairs}", "--held-out=0.2", f"--num-epochs={config.dpo_epochs}", "--init-lr-frac=0.1"]
     flags += ["--examples-per-step=16", "--device-batch-size=8", "--max-seq-len=512", "--eval-metrics-every=-1"]
-    yield training_step("dpo", "tracks.preferences.train", flags, tag, stage="chat_dpo", parent=base)
+    dpo = training_step("dpo", "tracks.preferences.train", flags, tag, stage="chat_dpo", parent=base)
+    yield replace(dpo, local=[str(pairs)])  # other pairs repeat it
     yield from scores(config, "dpo", tag, f"chat_dpo/{tag}")
 
     yield Step("gains", ["tracks.bases.gains", f"--tag={tag}"])
@@ -84,7 +92,9 @@ def steps(config: Config) -> Iterator[Step]:
 
 
 def main(config: Config) -> None:
-    if not saved_steps(stage_dir(MODELS["base"], config.model_tag)):
+    find_task(config.task, JUDGED)
+    brought = stage_dir("bases", config.model_tag) / "outcome.json"
+    if not (brought.exists() and saved_steps(stage_dir(MODELS["base"], config.model_tag))):
         raise UserError(
             f"--model-tag={config.model_tag} names no base model: bring one in with python -m tracks.bases.bring "
             f"--from=... --tag={config.model_tag} --source=base"

@@ -17,19 +17,20 @@ Values = Mapping[str, Any]  # what an instruction is about
 Check = Callable[[str, Values], bool]
 
 # The words of an answer, and the end of its sentences: . ! or ? before a space, or a full stop of CJK.
-WORD = re.compile(r"\w+(?:['’-]\w+)*")
+WORD = re.compile(r"\w+")
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+|(?<=[。！？])")
-BULLET = re.compile(r"^\s*(?:\*(?!\*)|-)\s*\S", re.MULTILINE)
+BULLET = re.compile(r"^\s*(?:\*[^*]|-).*$", re.MULTILINE)
 HIGHLIGHT = re.compile(r"(?<!\*)\*([^\n*]+)\*(?!\*)|\*\*([^\n*]+)\*\*")
 TITLE = re.compile(r"<<[^\n]+?>>")
-PLACEHOLDER = re.compile(r"\[[^\[\]]*\]")
+PLACEHOLDER = re.compile(r"\[.*?\]")
 CONSTRAINED = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 
 # Scripts by language, for those that a script tells; the others are told by their most frequent words.
 SCRIPTS = {
     **dict.fromkeys(("hi", "mr", "ne"), "\u0900-\u097f"),
     **dict.fromkeys(("ar", "fa", "ur"), "\u0600-\u06ff"),
-    **dict.fromkeys(("ru", "bg"), "\u0400-\u04ff"),
+    **dict.fromkeys(("ru", "bg", "uk"), "\u0400-\u04ff"),
+    "ml": "\u0d00-\u0d7f",
     "bn": "\u0980-\u09ff",
     "pa": "\u0a00-\u0a7f",
     "gu": "\u0a80-\u0aff",
@@ -51,6 +52,7 @@ FREQUENT = {
     "it": "il di che e la un una per non con sono del della gli le si è anche",
     "pt": "o os de que e do da em um uma para com não as se na no por",
     "vi": "và của là có được cho không trong một những các với người này để",
+    "pl": "w na z się nie to jest do że jak o ale po co czy dla od są przez",
     "fi": "ja on ei se että hän oli ovat mutta kun niin joka tai myös",
     "sw": "na ya wa kwa ni katika za la kuwa hii hiyo yake kama lakini",
 }
@@ -72,25 +74,26 @@ def count_sentences(text: str) -> int:
 
 
 def count_keyword(text: str, keyword: str) -> int:
-    """Return how often a keyword occurs as whole words, in upper or lower case."""
-    return len(re.findall(rf"(?<!\w){re.escape(keyword)}(?!\w)", text, re.IGNORECASE))
+    """Return how often a keyword occurs, also within a word, in upper or lower case."""
+    return text.lower().count(keyword.lower())
+
+
+def has_word(text: str, word: str) -> bool:
+    """Return True if a text has a word, by itself, in upper or lower case."""
+    return bool(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE))
 
 
 def paragraphs(text: str, mark: str) -> list[str]:
-    """Return the parts of a text between marks; an empty one at the beginning or the end is none."""
+    """Return the parts of a text between marks; an empty one at the beginning or at the end is none."""
     found = [part.strip() for part in re.split(mark, text)]
-    while found and not found[0]:
-        found.pop(0)
-    while found and not found[-1]:
-        found.pop()
-    return found
+    return found[not found[0] : len(found) - (len(found) > 1 and not found[-1])]
 
 
 def is_language(text: str, language: str) -> bool:
     """Return True if most letters are of a language's script, or most of its frequent words of that language."""
     if language in SCRIPTS:
         letters = re.findall(r"[^\W\d_]", text)
-        own = re.findall(f"[{SCRIPTS[language]}]", text)
+        own = [letter for letter in letters if re.match(f"[{SCRIPTS[language]}]", letter)]
         has_kana = bool(re.search("[\u3040-\u30ff]", text))  # Japanese has both, Chinese the other alone
         return len(own) > len(letters) / 2 and (language not in ("ja", "zh") or has_kana == (language == "ja"))
     if language not in FREQUENT:
@@ -102,24 +105,23 @@ def is_language(text: str, language: str) -> bool:
 
 def is_json(text: str) -> bool:
     """Return True for JSON, alone or as the only fenced block."""
-    found = re.fullmatch(r"\s*```(?:json)?\s*\n(.*?)```\s*", text, re.DOTALL | re.IGNORECASE)
+    text = re.sub(r"^```(?:json)?|```$", "", text.strip(), flags=re.IGNORECASE)
     try:
-        json.loads(found[1] if found else text)
-    except ValueError:
+        json.loads(text)
+    except (ValueError, RecursionError):
         return False
     return True
 
 
-def first_word(text: str) -> str:
-    found = WORD.search(text)
-    return found[0].lower() if found else ""
-
-
 def has_first_word(text: str, values: Values) -> bool:
-    parts = [part for part in re.split(r"\n\s*\n", text) if part.strip()]
+    """Return True if a text has so many paragraphs, and the right word begins one: up to a mark, without quotes."""
+    parts = text.split("\n\n")
     number = values["nth_paragraph"]
-    right = len(parts) == values["num_paragraphs"] and 1 <= number <= len(parts)
-    return right and first_word(parts[number - 1]) == values["first_word"].lower()
+    if sum(bool(part.strip()) for part in parts) != values["num_paragraphs"] or number > values["num_paragraphs"]:
+        return False
+    words = parts[number - 1].split()
+    found = re.match(r"['\"]*([^.,?!'\"]*)", words[0]) if words else None
+    return found is not None and found[1].lower() == values["first_word"].lower()
 
 
 def has_two_responses(text: str) -> bool:
@@ -133,15 +135,7 @@ def repeats_prompt(text: str, values: Values) -> bool:
 
 def is_quoted(text: str) -> bool:
     text = text.strip()
-    return len(text) > 1 and (text[0], text[-1]) in (('"', '"'), ("“", "”"))
-
-
-def is_lower(text: str) -> bool:
-    return text == text.lower() and bool(re.search(r"[^\W\d_]", text))
-
-
-def is_upper(text: str) -> bool:
-    return text == text.upper() and bool(re.search(r"[^\W\d_]", text))
+    return len(text) > 1 and text[0] == text[-1] == '"'
 
 
 def ends_with(text: str, phrase: str) -> bool:
@@ -149,20 +143,19 @@ def ends_with(text: str, phrase: str) -> bool:
 
 
 def has_sections(text: str, values: Values) -> bool:
-    mark = rf"^\W*{re.escape(values['section_spliter'])}\s*\d+"
-    return len(re.findall(mark, text, re.MULTILINE | re.IGNORECASE)) >= values["num_sections"]
+    return len(re.findall(rf"{re.escape(values['section_spliter'])}\s?\d+", text)) >= values["num_sections"]
 
 
 def has_postscript(text: str, marker: str) -> bool:
-    """Return True if a line begins with the marker, P.S. also with spaces between its letters."""
-    letters = r"\s*".join(re.escape(sign) for sign in marker.strip() if not sign.isspace())
-    return bool(re.search(rf"^\s*{letters}\s*\S", text, re.MULTILINE | re.IGNORECASE))
+    """Return True if a text has the marker, P.S. also with spaces between its letters."""
+    letters = r"\s?".join(re.escape(sign) for sign in marker.strip() if not sign.isspace())
+    return bool(re.search(letters, text, re.IGNORECASE))
 
 
 CHECKS: dict[str, Check] = {
     "keywords:existence": lambda text, v: all(count_keyword(text, word) for word in v["keywords"]),
     "keywords:frequency": lambda text, v: compare(count_keyword(text, v["keyword"]), v["relation"], v["frequency"]),
-    "keywords:forbidden_words": lambda text, v: not any(count_keyword(text, word) for word in v["forbidden_words"]),
+    "keywords:forbidden_words": lambda text, v: not any(has_word(text, word) for word in v["forbidden_words"]),
     "keywords:letter_frequency": lambda text, v: compare(
         text.lower().count(v["letter"].lower()), v["let_relation"], v["let_frequency"]
     ),
@@ -192,8 +185,8 @@ CHECKS: dict[str, Check] = {
     "change_case:capital_word_frequency": lambda text, v: compare(
         sum(word.isupper() for word in words_of(text)), v["capital_relation"], v["capital_frequency"]
     ),
-    "change_case:english_capital": lambda text, v: is_upper(text),
-    "change_case:english_lowercase": lambda text, v: is_lower(text),
+    "change_case:english_capital": lambda text, v: text.isupper(),
+    "change_case:english_lowercase": lambda text, v: text.islower(),
     "punctuation:no_comma": lambda text, v: "," not in text,
 }
 
@@ -233,6 +226,8 @@ class FollowedInstructions(Task):
             {"kind": kind, "values": {name: value for name, value in own.items() if value is not None}}
             for kind, own in zip(kinds, values, strict=True)
         ]
+        for one in found:  # now, and not once all answers are there
+            check("text", one)
         return {**exchange(prompt, ""), "instructions": found}
 
     def evaluate_all(self, answers: Answered) -> list[bool]:

@@ -25,6 +25,8 @@ class Rule(NamedTuple):
 
 # Rules are applied in this order, so that spellings of one answer become equal.
 WORDS_AND_UNITS = (
+    # 11,\! 111: a thousands separator, whatever follows it.
+    Rule(r",\\!\s*", ","),
     # "and" between numbers, with a tab for now: blanks go after thousands separators, and "120, 240" and "120 and 240"
     # are two numbers.
     Rule(r"\\(?:text|mathrm)\{\s*(?:and|or|또는|그리고)\s*\}|\s(?:and|or|또는|그리고)\s", r",\t"),
@@ -40,7 +42,9 @@ WORDS_AND_UNITS = (
     Rule(r"(?<=[^\s,({\[=])\s*\\(?:text|textbf|mathrm|mathbf|mbox)\{[^{}]*\}(?:\^\{?\d\}?)?", ""),
     Rule(r"\\(?:text|textbf|mathrm|mathbf|mbox)\{([^{}]*)\}", r"\1"),
     # Units behind a number: of length and weight, perhaps with a power; others; Korean ones.
-    Rule(r"(?<=\d)\s*(?:square )?(?:[cmk]?m|k?g|inch(?:es)?|f(?:ee)?t|(?:mile|unit)s?)(?![A-Za-z])(?:\^\{?\d\}?)?", ""),
+    Rule(r"(?<=\d)\s*(?:square )?(?:[cmk]m|kg|inch(?:es)?|f(?:ee)?t|(?:mile|unit)s?)(?![A-Za-z])(?:\^\{?\d\}?)?", ""),
+    # A single letter behind a number may be a variable, unless a blank is between and the answer ends.
+    Rule(r"(?<=\d)\s+(?:square )?[mg](?:\^\{?\d\}?)?(?=\s*$)", ""),
     Rule(
         r"(?<=\d)\s*(?:degree|dollar|cent|second|minute|hour|day|week|month|year|people|person|way|point)s?(?![A-Za-z])",
         "",

@@ -4,6 +4,7 @@ Its bytes do not count, as the scoring process does not import it. tracks.golf.e
 """
 
 import json
+import math
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def check_files(folder: str, rows: int, device: str) -> dict[str, Any]:
             # The loss is that of this distribution.
             own = (chances.gather(-1, goals[..., None])[..., 0].log() + losses).abs().max().item()
             largest["sum"] = max(largest["sum"], sums)
-            if max(sums, own) > SUM_ERROR:
+            if not (sums <= SUM_ERROR and own <= SUM_ERROR):  # also for NaN
                 raise UserError(f"normalised: probabilities are off by {max(sums, own):.1e}")
             changed = some.clone()
             places = torch.randint(1, length, (len(some),), generator=dice).tolist()
@@ -63,8 +64,9 @@ def check_files(folder: str, rows: int, device: str) -> dict[str, Any]:
                 row[place] = (row[place] + 1) % model.config.vocab_size
             other = losses_of(model, changed, goals)
             for place, one, two in zip(places, losses, other, strict=True):
-                largest["causal"] = max(largest["causal"], (one - two)[:place].abs().max().item())
-            largest["again"] = max(largest["again"], (losses_of(model, some, goals) - losses).abs().max().item())
+                largest["causal"] = max(largest["causal"], (one - two)[:place].abs().max().nan_to_num(math.inf).item())
+            again = (losses_of(model, some, goals) - losses).abs().max().nan_to_num(math.inf).item()
+            largest["again"] = max(largest["again"], again)
     if largest["causal"] > SAME:
         raise UserError(f"causal: a changed token moves earlier scores by {largest['causal']:.1e} nats")
     if largest["again"] > SAME or weights_hash(model) != before:

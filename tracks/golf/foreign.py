@@ -3,13 +3,15 @@
 `scorer.py` in the entry's folder defines `load()`, which returns an object with
 
 - vocabulary: the bytes of each token, as a list; b"" for a mark.
-- context, stride: the most tokens of one question, and the most of them that it asks to score; stride <= context.
+- context, stride: the most tokens of one question, and the places that it asks to score; stride <= context.
 - encode(text: bytes) -> list[int]: the tokens of a document, whose bytes are the text; in another process than scores.
-- log_probs(ids: list[int], first: int): an array (len(ids) - first, len(vocabulary)) of natural logarithms; row i has
-  the probability of each token at place first + i, given the tokens before that place.
-- learn(ids: list[int], first: int), if it likes: the tokens from `first` on have their score, and may be learned from.
+- log_probs(ids: list[int], first: int): an array (len(ids) + 1 - first, len(vocabulary)) of natural logarithms; row i
+  has the probability of each token at place first + i, given the tokens before that place. The last place comes after
+  all of ids. It is asked about any tokens, true ones and others, and answers the same question in the same way.
+- learn(ids: list[int], first: int), if it likes: these are true, those from `first` on have their scores, and may be
+  learned from.
 
-The process sees copies of the folder's files, Python's own library, and numpy and torch with what they need.
+The process sees copies of the folder's files, Python and the system's files, and numpy and torch with what they need.
 """
 
 import json
@@ -34,8 +36,14 @@ from nanochat.evals import sandbox
 PACKAGES = ("numpy", "torch")
 SCORER = "scorer.py"
 MOST_CONTEXT = 65_536
-MEMORY = 2**36  # address space; the libraries reserve far more than they use
+MOST_CELLS = 2**26  # numbers in an answer: stride x vocabulary
+MOST_MARKS = 16  # tokens of a document beyond its bytes
+MOST_ABOUT = 2**26  # bytes of what an entry says about itself
+MEMORY = 2**35  # address space; the libraries reserve far more than they use
+PROCESSES = 64  # and threads
 LOADING = 120.0  # seconds for imports and weights, beside the time for answers
+MOST_WORDS = 2**16  # bytes of an error
+ENDING = 3.0  # seconds to wait for the last words of a process that has ended
 
 # Kinds of questions. A question is its kind, the length of what follows, and that; an answer begins with 0, or 1 for an
 # error, and has a length of eight bytes.
@@ -113,7 +121,7 @@ class About:
 
 
 def entry_files(folder: Path) -> dict[str, int]:
-    """Return all files of an entry with their bytes; a UserError without a scorer, or for a link."""
+    """Return all files of an entry with the bytes of content and name; a UserError without a scorer, or for a link."""
     if not (folder / SCORER).is_file():
         raise UserError(f"{folder} has no {SCORER}: tracks/golf/README.md says what it defines")
     found = {}
@@ -122,7 +130,7 @@ def entry_files(folder: Path) -> dict[str, int]:
             raise UserError(f"{path} is neither a file nor a folder: an entry has no links")
         name = path.relative_to(folder)
         if path.is_file() and "__pycache__" not in name.parts:
-            found[str(name)] = path.stat().st_size
+            found[str(name)] = path.stat().st_size + len(os.fsencode(name))  # a name can carry bytes too
     return found
 
 
@@ -156,66 +164,86 @@ def library_paths() -> list[str]:
     return [str(packages / top) for top in sorted(tops) if (packages / top).exists() and not top.endswith(".pth")]
 
 
-class Scorer:
-    """The other side of a conversation with an entry's process. seconds: those that its answers took so far."""
+def printable(text: str, most: int = 300) -> str:
+    """Return what a process has said, without control characters, and not too much of it."""
+    return "".join(sign if sign.isprintable() else " " for sign in text[:most]).strip()
 
-    def __init__(self, asks: int, listens: int, limit: float, verdict: Callable[[], sandbox.Verdict]) -> None:
+
+class Scorer:
+    """The other side of a conversation with an entry's process. Its time runs from the moment when it is loaded."""
+
+    def __init__(self, asks: int, listens: int, limit: float, verdict: Callable[[float], sandbox.Verdict]) -> None:
         os.set_blocking(asks, False)
-        self._verdict = verdict
         self._asks = asks
         self._listens = listens
+        self._verdict = verdict
+        self._limit = LOADING
+        self._started = time.monotonic()
+        self._receive(0)  # once it is loaded
         self._limit = limit
-        self.seconds = -LOADING
-        self._receive()  # once it is loaded
-        self.seconds = 0.0
+        self._started = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Since it was loaded: what it does between two questions counts as well."""
+        return time.monotonic() - self._started
 
     def about(self) -> About:
-        found = json.loads(self._ask(ABOUT))
-        words = [bytes.fromhex(word) for word in found["vocabulary"]]
-        context, stride = found["context"], found["stride"]
-        if not words or not 1 <= stride <= context <= MOST_CONTEXT:
-            raise UserError(f"{SCORER}: it needs a vocabulary, and 1 <= stride <= context <= {MOST_CONTEXT:,}")
+        said = self._ask(ABOUT, most=MOST_ABOUT)
+        try:
+            found = json.loads(said)
+            words = [bytes.fromhex(word) for word in found["vocabulary"]]
+            context, stride = int(found["context"]), int(found["stride"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise UserError(f"{SCORER}: what it says about itself cannot be read") from None
+        if not words or not 1 <= stride <= context <= MOST_CONTEXT or stride * len(words) > MOST_CELLS:
+            raise UserError(
+                f"{SCORER}: it needs a vocabulary, 1 <= stride <= context <= {MOST_CONTEXT:,}, and at most"
+                f" {MOST_CELLS:,} numbers in an answer"
+            )
         return About(words, context, stride)
 
     def encode(self, text: bytes) -> list[int]:
-        return np.frombuffer(self._ask(ENCODE, text), np.int64).tolist()
+        data = self._ask(ENCODE, text, most=8 * (len(text) + MOST_MARKS))
+        if len(data) % 8:
+            raise UserError(f"{SCORER}: encode gave {len(data)} bytes, which are no tokens")
+        return np.frombuffer(data, np.int64).tolist()
 
     def log_probs(self, ids: Sequence[int], first: int, vocab_size: int) -> np.ndarray:
-        data = self._ask(LOG_PROBS, np.array([first, *ids], np.int64).tobytes())
-        shape = len(ids) - first, vocab_size
-        if len(data) != 4 * shape[0] * shape[1]:
+        shape = len(ids) + 1 - first, vocab_size
+        expected = 4 * shape[0] * shape[1]
+        data = self._ask(LOG_PROBS, np.array([first, *ids], np.int64).tobytes(), most=expected)
+        if len(data) != expected:
             raise UserError(f"{SCORER}: log_probs gave {len(data) // 4:,} numbers, not {shape[0]:,} x {shape[1]:,}")
-        return np.frombuffer(data, np.float32).reshape(shape).astype(np.float64)
+        return np.frombuffer(data, np.float32).reshape(shape)
 
     def learn(self, ids: Sequence[int], first: int) -> None:
         self._ask(LEARN, np.array([first, *ids], np.int64).tobytes())
 
-    def _ask(self, kind: int, data: bytes = b"") -> bytes:
-        start = time.monotonic()
+    def _ask(self, kind: int, data: bytes = b"", most: int = 0) -> bytes:
         left = memoryview(struct.pack(QUESTION, kind, len(data)) + data)
         while left:
-            self._wait([], [self._asks], start)
+            self._wait([], [self._asks])
             try:
                 left = left[os.write(self._asks, left) :]
             except BrokenPipeError:
                 raise self._ended() from None
-        return self._receive(start)
+        return self._receive(most)
 
-    def _receive(self, start: float | None = None) -> bytes:
-        start = time.monotonic() if start is None else start
-        status, size = struct.unpack(ANSWER, self._read(struct.calcsize(ANSWER), start))
-        data = self._read(size, start)
-        self.seconds += time.monotonic() - start
+    def _receive(self, most: int) -> bytes:
+        """Return an answer of at most so many bytes; larger ones are not read."""
+        status, size = struct.unpack(ANSWER, self._read(struct.calcsize(ANSWER)))
+        if size > max(most, MOST_WORDS if status else 0):
+            raise UserError(f"{SCORER}: an answer of {size:,} bytes, where {most:,} were asked for")
+        data = self._read(size)
         if status:
-            raise self._error(data.decode(errors="replace")[:300])
+            raise self._error(printable(data.decode(errors="replace")))
         return data
 
-    def _read(self, size: int, start: float) -> bytes:
-        if size > 2**32:
-            raise UserError(f"{SCORER}: an answer of {size:,} bytes")
+    def _read(self, size: int) -> bytes:
         parts = []
         while size:
-            self._wait([self._listens], [], start)
+            self._wait([self._listens], [])
             part = os.read(self._listens, min(size, 2**20))
             if not part:
                 raise self._ended()
@@ -223,14 +251,14 @@ class Scorer:
             size -= len(part)
         return b"".join(parts)
 
-    def _wait(self, reads: list[int], writes: list[int], start: float) -> None:
-        left = self._limit - self.seconds - (time.monotonic() - start)
+    def _wait(self, reads: list[int], writes: list[int]) -> None:
+        left = self._limit - self.seconds
         if left <= 0 or not any(select.select(reads, writes, [], left)):
-            raise Refused("time", f"its answers take longer than {self._limit:g} s")
+            raise Refused("time", f"it takes longer than {self._limit:g} s")
 
     def _ended(self) -> UserError:
-        last = self._verdict().output.strip().splitlines()[-1:] or ["it printed nothing"]
-        return UserError(f"{SCORER}: its process has ended: {last[0][:300]}")
+        last = self._verdict(ENDING).output.strip().splitlines()[-1:] or ["it printed nothing"]
+        return UserError(f"{SCORER}: its process has ended: {printable(last[0])}")
 
     @staticmethod
     def _error(reason: str) -> UserError:
@@ -241,11 +269,9 @@ class Scorer:
 
 @contextmanager
 def scorer(place: Path, seconds: float, unsafe: bool) -> Iterator[Scorer]:
-    """Start a process with an entry's files. seconds: for all of its answers."""
-    libraries = library_paths()
-    packages = site.getsitepackages()[0]
+    """Start a process with an entry's files. seconds: from the moment when it is loaded."""
     program = PROGRAM.format(
-        paths=[str(place), packages],
+        paths=[str(place), site.getsitepackages()[0]],
         answer=ANSWER,
         question=QUESTION,
         head=struct.calcsize(QUESTION),
@@ -253,8 +279,8 @@ def scorer(place: Path, seconds: float, unsafe: bool) -> Iterator[Scorer]:
         ENCODE=ENCODE,
         LOG_PROBS=LOG_PROBS,
     )
-    whole = seconds + LOADING + 3600  # the judge's own limit is that of answers
-    limits = sandbox.Limits(seconds=whole, cpu_seconds=int(64 * whole), memory=MEMORY, processes=256)
-    readable = [str(place), *libraries, "/sys/devices/system/cpu"]
+    whole = seconds + 2 * LOADING  # the judge ends it before
+    limits = sandbox.Limits(seconds=whole, cpu_seconds=int(PROCESSES * whole), memory=MEMORY, processes=PROCESSES)
+    readable = [str(place), *library_paths(), "/sys/devices/system/cpu"]
     with sandbox.conversation(program, limits, unsafe, readable) as (asks, listens, verdict):
         yield Scorer(asks, listens, seconds, verdict)

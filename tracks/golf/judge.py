@@ -3,16 +3,17 @@
 python -m tracks.golf.judge my-entry                        200 kB, the text of the embedded scale
 python -m tracks.golf.judge my-entry --scale=cpu --data=my-text
 
-The judge keeps the text. It gives tokens in parts, each once, and takes the scores of a part before the entry may learn
-from it. It adds up all probabilities itself, asks a twin of the process about parts whose end is replaced, and counts
-all files of the folder. What breaks a rule is refused by the rule's name; tracks/golf/foreign.py has the interface.
+The judge keeps the text. It gives tokens in parts, each once and without its last token, and has the scores of a part
+before the entry may learn from it. It adds up all probabilities itself, and counts all files of the folder. Then
+another process of the entry is asked for some of the places again, without the tokens that follow. What breaks a rule
+is refused by the rule's name; tracks/golf/foreign.py has the interface.
 """
 
 import math
 import secrets
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -25,11 +26,14 @@ from nanochat.outcome import Outcome
 from nanochat.settings import TagSettings, TextSettings
 from nanochat.statistics import measured
 from tracks.golf.entries import SCALES, ScaleName, check_size
-from tracks.golf.foreign import Refused, Scorer, copy_files, entry_files, scorer
+from tracks.golf.foreign import About, Refused, copy_files, entry_files, scorer
 
 SUM_ERROR = 1e-3  # of probabilities over the vocabulary: rows are fp32
-SAME = 1e-3  # nats: two processes may round in other ways, and no cheat is worth so little
-PROBES = 400  # questions whose end is replaced, at least if there are so many
+SAME = 1e-3  # nats: two processes may round in other ways
+PROBES = 2000  # places that are asked for again; fewer, if that takes as many tokens as
+MOST_AGAIN = 10  # times the text
+FEWEST = 200  # in any case
+CONFIDENT = 3.0  # -ln 5 %: with this over the probes, a larger share of places would have been found with 95 %
 
 
 @options("judge")
@@ -47,117 +51,204 @@ class Config(TextSettings, TagSettings):
             raise UserError("name the entry's folder: python -m tracks.golf.judge FOLDER")
 
 
-@dataclass
-class Checks:
-    """What was checked so far."""
+@dataclass(frozen=True)
+class Limits:
+    """Of the entry's processes."""
 
-    places: int = 0  # whose probabilities were added up
-    sum_error: float = 0.0  # the largest
-    probes: int = 0  # questions whose end was replaced
-    difference: float = 0.0  # the largest of a score, in nats, that should not differ
-    parts: int = 0  # of the text, each given once
+    seconds: float
+    unsafe: bool = False  # they may run without the sandbox, where it does not work
+
+
+@dataclass(frozen=True)
+class Part:
+    """A question: tokens, of which those before `first` are context, and the places from `first` on are asked for."""
+
+    ids: Sequence[int]  # the last place's own token is not among them: no row needs it
+    first: int
+    true: Sequence[int]  # the tokens at the places that are scored; a question may ask for more places
+
+    @property
+    def places(self) -> int:
+        return len(self.ids) + 1 - self.first
 
 
 @dataclass
 class Judgement:
-    """The score of an entry, and the checks that it passed."""
+    """The score of an entry, and what was checked."""
 
     nats: float = 0.0
     bytes: int = 0
     tokens: int = 0
-    seconds: float = 0.0  # of the entry's answers
-    checks: Checks = field(default_factory=Checks)
+    seconds: float = 0.0  # that its process took, once loaded
+    parts: int = 0
+    places: int = 0  # whose probabilities were added up
+    sum_error: float = 0.0  # the largest
+    open_places: int = 0  # whose own token is in their question: the others cannot look at it
+    probes: int = 0  # such places that were asked for without what follows
+    difference: float = 0.0  # the largest of a score, in nats, that should not differ
 
     @property
     def bpb(self) -> float:
         return self.nats / math.log(2) / self.bytes
 
 
-def encode(place: Path, documents: Sequence[str], seconds: float, unsafe: bool) -> list[list[int]]:
+def encode(place: Path, documents: Sequence[str], seconds: float, unsafe: bool) -> tuple[About, list[list[int]]]:
     """Return each document's tokens, by a process that scores nothing: what it learns from the text is lost."""
     found = []
     with scorer(place, seconds, unsafe) as encoder:
-        vocabulary = encoder.about().vocabulary
+        about = encoder.about()
         for text in documents:
             data = text.encode()
             ids = encoder.encode(data)
-            if not all(0 <= token < len(vocabulary) for token in ids):
+            if not all(0 <= token < len(about.vocabulary) for token in ids):
                 raise Refused("bytes", "encode gives tokens that the vocabulary does not have")
-            if b"".join(vocabulary[token] for token in ids) != data:
+            if b"".join(about.vocabulary[token] for token in ids) != data:
                 raise Refused("bytes", "the tokens of a document do not have its bytes")
             found.append(ids)
+    return about, found
+
+
+def parts_of(texts: Sequence[Sequence[int]], about: About, dice: Random) -> Iterator[Part]:
+    """Yield the questions, in the order of the text.
+
+    Each asks for as many places as the others, so that none tells where a document ends: the last one of a document
+    goes on with tokens from elsewhere.
+    """
+    for ids in texts:
+        for begin in range(0, len(ids), about.stride):
+            true = ids[begin : begin + about.stride]
+            start = max(0, begin + about.stride - about.context)
+            filler = tokens_from_elsewhere(texts, about.stride - len(true), dice)
+            whole = [*ids[start : begin + len(true)], *filler]
+            yield Part(whole[:-1], begin - start, true)
+
+
+def tokens_from_elsewhere(texts: Sequence[Sequence[int]], count: int, dice: Random) -> list[int]:
+    """Return tokens as they follow each other somewhere in the text."""
+    found: list[int] = []
+    while len(found) < count:
+        ids = dice.choice(texts)
+        if ids:
+            begin = dice.randrange(len(ids))
+            found += ids[begin : begin + count - len(found)]
     return found
 
 
-def check_normalised(rows: np.ndarray, checks: Checks) -> None:
-    """Raise Refused unless each row's probabilities sum to 1."""
+def check_normalised(rows: np.ndarray, found: Judgement) -> np.ndarray:
+    """Return rows whose probabilities sum to 1 exactly; raise Refused unless they nearly did."""
     with np.errstate(over="ignore", invalid="ignore"):
-        sums = np.exp(rows).sum(axis=1)
+        sums = np.exp(rows.astype(np.float64)).sum(axis=1)
     wrong = ~(np.abs(sums - 1) <= SUM_ERROR)  # also for NaN
     if wrong.any():
         place = int(wrong.argmax())
         raise Refused("normalised", f"the probabilities of a place sum to {sums[place]:.4g} over the vocabulary, not 1")
-    checks.places += len(rows)
-    checks.sum_error = max(checks.sum_error, float(np.abs(sums - 1).max()))
+    found.places += len(rows)
+    found.sum_error = max(found.sum_error, float(np.abs(sums - 1).max()))
+    return rows - np.log(sums)[:, None]
 
 
 def difference(one: np.ndarray, other: np.ndarray) -> float:
-    """Return the largest difference of two tables of log-probabilities; impossible tokens are equal."""
+    """Return the largest difference of two rows of log-probabilities; inf where one of them is no number."""
     with np.errstate(invalid="ignore"):
-        return float(np.nan_to_num(np.abs(one - other), nan=0.0, posinf=np.inf).max(initial=0.0))
+        apart = np.where(one == other, 0.0, np.abs(one - other))  # impossible tokens are equal
+    return float(np.where(np.isnan(apart), np.inf, apart).max(initial=0.0))
 
 
-def probe(twin: Scorer, ids: Sequence[int], first: int, rows: np.ndarray, dice: Random, checks: Checks) -> None:
-    """Ask the twin about the same tokens with another end, then about them; raise Refused where a score differs.
+def score_all(
+    place: Path,
+    parts: Sequence[Part],
+    about: About,
+    places: Mapping[int, Sequence[int]],
+    found: Judgement,
+    limits: Limits,
+) -> dict[tuple[int, int], np.ndarray]:
+    """Score all parts in one process of the entry; returns the rows of some places, by part and place.
 
-    rows: as the entry's process gave them, which has been asked about the same tokens alone.
+    places: part -> its places whose rows are returned.
     """
-    vocab_size = rows.shape[1]
-    cut = dice.randrange(first, len(ids))  # the first token that differs
-    others = [dice.randrange(vocab_size - 1) for _ in ids[cut:]] if vocab_size > 1 else [0 for _ in ids[cut:]]
-    altered = [*ids[:cut], *(token + (token >= old) for token, old in zip(others, ids[cut:], strict=True))]
-    early = twin.log_probs(altered, first, vocab_size)[: cut - first + 1]
-    again = twin.log_probs(ids, first, vocab_size)
-    checks.probes += 1
-    # In this order: one that reads ahead gives the same scores again, one that remembers what it was asked does not.
-    apart = difference(again, rows)
+    vocab_size = len(about.vocabulary)
+    kept = {}
+    with scorer(place, limits.seconds, limits.unsafe) as own:
+        if own.about() != about:
+            raise Refused("score first", "two of its processes say different things about themselves")
+        for number, part in enumerate(parts):
+            rows = check_normalised(own.log_probs(part.ids, part.first, vocab_size), found)
+            count = len(part.true)
+            found.nats -= float(rows[np.arange(count), part.true].sum())
+            found.tokens += count
+            kept |= {(number, one): rows[one].astype(np.float32) for one in places.get(number, ())}
+            own.learn([*part.ids[: part.first], *part.true], part.first)
+        found.seconds = own.seconds
+    return kept
+
+
+def ask_again(
+    place: Path,
+    parts: Sequence[Part],
+    about: About,
+    kept: Mapping[tuple[int, int], np.ndarray],
+    found: Judgement,
+    limits: Limits,
+) -> None:
+    """Ask another process for some places, first without what follows; raise Refused where a score differs.
+
+    kept: rows of these places, as the first process gave them. It has given all rows before, so this one may know what
+    it is asked for: without the tokens that follow, it cannot give what they have changed.
+    """
+    vocab_size = len(about.vocabulary)
+    by_part: dict[int, list[int]] = {}
+    for number, one in kept:
+        by_part.setdefault(number, []).append(one)
+    with scorer(place, (2 + MOST_AGAIN) * limits.seconds + FEWEST, limits.unsafe) as twin:
+        for number, part in enumerate(parts):
+            places = by_part.get(number, [])
+            alone = {}
+            for one in places:
+                cut = part.first + one
+                [alone[one]] = check_normalised(twin.log_probs(part.ids[:cut], cut, vocab_size), Judgement())
+            if places:
+                again = check_normalised(twin.log_probs(part.ids, part.first, vocab_size), Judgement())
+                for one in places:
+                    compare(kept[number, one], alone[one], again[one], found)
+            twin.learn([*part.ids[: part.first], *part.true], part.first)
+
+
+def compare(first: np.ndarray, alone: np.ndarray, again: np.ndarray, found: Judgement) -> None:
+    """Raise Refused if the row of a place differs without what follows, or once the entry has been asked about it."""
+    # An entry that looks ahead gives the same scores again, one that keeps what it was asked does not.
+    apart = difference(again, first)
     if not apart <= SAME:
-        reason = "the scores of a text change once other text was only asked about: it learns before it has scored"
-        raise Refused("score first", f"{reason}, or it is left to chance")
-    ahead = difference(early, rows[: len(early)])
+        reason = "the scores of a text change once it was only asked about"
+        raise Refused("score first", f"{reason}: the entry learns before it has scored, or leaves it to chance")
+    ahead = difference(alone, first)
     if not ahead <= SAME:
         raise Refused("causal", "the score of a token changes with tokens that follow it, or with itself")
-    checks.difference = max(checks.difference, apart, ahead)
+    found.probes += 1
+    found.difference = max(found.difference, apart, ahead)
 
 
-def judge(place: Path, documents: Sequence[str], seconds: float, unsafe: bool = False) -> Judgement:
+def judge(place: Path, documents: Sequence[str], limits: Limits) -> Judgement:
     """Return the judgement of the files in a folder; Refused for an entry that breaks a rule."""
-    texts = encode(place, documents, seconds, unsafe)
+    documents = list(filter(None, documents))
     found = Judgement(bytes=sum(len(text.encode()) for text in documents))
-    checks = found.checks
+    if not found.bytes:
+        raise UserError("there is no text to score")
+    about, texts = encode(place, documents, limits.seconds, limits.unsafe)
     dice = Random(secrets.randbits(64))  # nobody knows what will be asked
-    with scorer(place, seconds, unsafe) as own, scorer(place, 4 * seconds, unsafe) as twin:
-        about = own.about()
-        vocab_size = len(about.vocabulary)
-        if twin.about() != about:
-            raise Refused("score first", "two of its processes say different things about themselves")
-        parts = sum(math.ceil(len(ids) / about.stride) for ids in texts)
-        share = PROBES / max(parts, 1)
-        for ids in texts:
-            for begin in range(0, len(ids), about.stride):
-                end = min(begin + about.stride, len(ids))
-                start = max(0, end - about.context)
-                window, first = ids[start:end], begin - start
-                rows = own.log_probs(window, first, vocab_size)
-                check_normalised(rows, checks)
-                found.nats -= float(rows[np.arange(end - begin), ids[begin:end]].sum())
-                found.tokens += end - begin
-                checks.parts += 1
-                if dice.random() < share:
-                    probe(twin, window, first, rows, dice, checks)
-                own.learn(window, first)
-                twin.learn(window, first)
-        found.seconds = own.seconds
+    parts = list(parts_of(texts, about, dice))
+    found.parts = len(parts)
+    # Places whose own token is in the question; of the last one of each part it is not.
+    open_places = [
+        (number, one) for number, part in enumerate(parts) for one in range(min(len(part.true), part.places - 1))
+    ]
+    found.open_places = len(open_places)
+    affordable = MOST_AGAIN * sum(map(len, texts)) // about.context
+    probed = dice.sample(open_places, min(PROBES, max(FEWEST, affordable), len(open_places)))
+    by_part: dict[int, list[int]] = {}
+    for number, one in probed:
+        by_part.setdefault(number, []).append(one)
+    kept = score_all(place, parts, about, by_part, found, limits)
+    ask_again(place, parts, about, kept, found, limits)
     return found
 
 
@@ -170,8 +261,10 @@ def main(config: Config) -> None:
     outcome = Outcome.begin("golf_judge", config.tag or folder.name, config)
     sandbox.require(config.unsafe_exec)
     scale = SCALES[config.scale]
+    if scale.device != "cpu":
+        raise UserError(f"--scale={config.scale} scores on a GPU, which the sandbox has not: use embedded or cpu")
     files = entry_files(folder)
-    size = check_size(files, scale.bytes)
+    check_size(files, scale.bytes)
     data = scale.flags["--data"] if config.data == "auto" else config.data
     documents = first_documents(open_corpus(data).batches("val"), config.eval_bytes or scale.eval_bytes)
     with tempfile.TemporaryDirectory(prefix="golf-") as temporary:
@@ -179,27 +272,42 @@ def main(config: Config) -> None:
         place.mkdir()
         place.parent.chmod(0o755)
         copy_files(folder, list(files), place)
-        found = judge(place, documents, scale.scoring, config.unsafe_exec)
-    checks = found.checks
+        size = check_size(entry_files(place), scale.bytes)  # of what will run
+        outcome.metrics = {"Bytes": size, "Budget": scale.bytes, "Sandbox": "no" if sandbox.missing() else "yes"}
+        outcome.tables = [table_of("Bytes, with those of names", "File | Bytes:,d", list(entry_files(place).items()))]
+        try:
+            found = judge(place, documents, Limits(scale.scoring, config.unsafe_exec))
+        except Refused as refused:  # stays on the record: the dice of another try may fall otherwise
+            outcome.metrics["Refused"] = str(refused)
+            outcome.write()
+            raise
     outcome.metrics = {
         "bpb": measured(found.bpb),
-        "Bytes": size,
-        "Budget": scale.bytes,
+        **outcome.metrics,
         "Bytes of text": found.bytes,
         "Tokens": found.tokens,
         "Scoring seconds": measured(found.seconds, spec=".1f"),
-        "Sandbox": "no" if sandbox.missing() else "yes",
     }
-    rows = [
-        ["normalised", f"{checks.places:,} places, the largest error of a sum is {checks.sum_error:.1e}"],
-        ["causal", f"{checks.probes:,} questions with another end, largest difference {checks.difference:.1e} nats"],
-        ["score first", f"{checks.parts:,} parts of the text, each given once, and {checks.probes:,} asked again"],
-        ["bytes", f"{len(files):,} files, copied and read again; the tokens have the bytes of the text"],
-    ]
-    outcome.tables = [table_of("Checks", "Rule | Passed by", rows)]
-    outcome.tables.append(table_of("Bytes", "File | Bytes:,d", list(files.items())))
+    outcome.tables.append(table_of("Checks", "Rule | Passed by", check_rows(found)))
     print0(f"golf_judge: {size:,} of {scale.bytes:,} bytes, {found.bpb:.4f} bits per byte")
     outcome.finish()
+
+
+def check_rows(found: Judgement) -> list[list[str]]:
+    """Return the rules, and what was looked at for each."""
+    causal = "no place's own token is in its question"
+    if found.open_places:
+        most = 0.0 if found.probes == found.open_places else CONFIDENT / found.probes
+        causal = (
+            f"{found.probes:,} of {found.open_places:,} places without what follows, largest difference"
+            f" {found.difference:.1e} nats; with 95 % no more than {most:.2%} of the places look ahead"
+        )
+    return [
+        ["normalised", f"{found.places:,} places, the largest error of a sum is {found.sum_error:.1e}"],
+        ["causal", causal],
+        ["score first", f"{found.parts:,} parts of the text, each given once; those of the same places again"],
+        ["bytes", "copied, and counted there; the tokens have the bytes of the text"],
+    ]
 
 
 if __name__ == "__main__":

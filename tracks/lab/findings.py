@@ -1,8 +1,7 @@
 """Findings of a lab: answers, scores and differences of its runs, and the section `Lab` of the report card.
 
 - read_results(spec, runs, is_held_out) -> list[RunResult]: one for each run, also for those that failed.
-- cells(results, benchmarks) -> Cells: scores of intact runs; trainings(results, benchmarks): apart by training of the
-  base; differences(trainings, reference): with corrected p.
+- trainings(results, benchmarks) -> Trainings: scores of intact runs; differences(trainings, reference): corrected p.
 - write_recommendation(spec, results): before a look at held-out benchmarks. recommended(spec, results): the results
   that it names.
 - write_report(spec, outcome, results, merged, look) fills, prints and writes the outcome that the script has begun;
@@ -15,7 +14,7 @@ in tables are points, with standard errors from questions and seeds.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from math import nan
 from pathlib import Path
@@ -43,8 +42,8 @@ DIFFERENCE = "Base|Mix|Benchmark|Points:+.1f|±:.1f|Low:+.1f|High:+.1f|Freedom:d
 MERGES = "Base|Merge|Method|Benchmark|Mix|Its gain:+.1f|±:.1f|Gain of the merge:+.1f|±:.1f|Kept:.0%"
 NOISE = "Benchmark|Slots|Mean:.1f|Deviation:.2f|±:.2f|Explained by questions:.0%|Class|k for a very stable Avg@k"
 
-Cells = dict[tuple[str, str], dict[str, significance.Scores]]  # base and benchmark → mix → scores
-Trainings = dict[tuple[str, str], list[dict[str, significance.Scores]]]  # the same, for each training of the base
+# base and benchmark → for each training of the base: mix → scores
+Trainings = dict[tuple[str, str], list[dict[str, significance.Scores]]]
 
 
 @dataclass(frozen=True)
@@ -137,20 +136,8 @@ def intact_answers(results: Results, base: str, benchmark: str) -> list[tuple[Ru
     ]
 
 
-def cells(results: Results, benchmarks: Sequence[str]) -> Cells:
-    """Return the scores of each arm on each benchmark, over seeds, and over all trainings of a base."""
-    found = {}
-    for base, benchmark in product(dict.fromkeys(result.base for result in results), benchmarks):
-        group: dict[str, list[np.ndarray]] = {}
-        for run, scores in intact_answers(results, base, benchmark):
-            group.setdefault(run.mix, []).append(scores)
-        if group:
-            found[base, benchmark] = {mix: np.array(rows) for mix, rows in group.items()}
-    return found
-
-
 def trainings(results: Results, benchmarks: Sequence[str]) -> Trainings:
-    """Return the same as `cells`, apart for each training of a base."""
+    """Return the scores of each arm on each benchmark, over seeds, apart for each training of a base."""
     found: Trainings = {}
     for base, benchmark in product(dict.fromkeys(result.base for result in results), benchmarks):
         groups: dict[str, dict[str, list[np.ndarray]]] = {}
@@ -179,7 +166,9 @@ def differences(
             if len(whole) > 1:
                 table[base, mix, benchmark] = significance.contrast_over_trainings(whole, plus, minus)
             elif whole:
-                table[base, mix, benchmark] = significance.contrast(whole[0], plus, minus)
+                one = significance.contrast(whole[0], plus, minus)
+                # If the runs of other trainings have failed, what is left has no error of trainings and shows nothing.
+                table[base, mix, benchmark] = one if len(groups) == 1 else replace(one, freedom=0, p=1.0)
     return significance.adjust(table, rounds)
 
 
@@ -201,9 +190,8 @@ def verdicts_on(spec: Spec, results: Results) -> list[significance.Recommendatio
     alone = {result.base for result in results if not spec.replicas.get(spec.trainings[result.run.base])}
     verdicts = significance.recommend(gains, spec.scaled, alone)
     fresh = [result for result in results if result.run.seed in spec.confirm_seeds]
-    if not fresh:
-        return verdicts
-    return significance.confirm(verdicts, gains, differences(trainings(fresh, spec.dev), spec.reference))
+    again = {(result.base, result.run.mix) for result in fresh}
+    return significance.confirm(verdicts, gains, differences(trainings(fresh, spec.dev), spec.reference), again)
 
 
 def runs_to_confirm(spec: Spec, results: Results) -> list[Run]:
@@ -248,7 +236,7 @@ def write_report(spec: Spec, outcome: Outcome, results: Results, merged: Results
     """Fill, print and write the outcome of a lab. look: number of looks at held-out benchmarks, 0 before --final."""
     outcome.add_artifact(write_recommendation(spec, results))
     verdicts = [[one.base, one.mix, one.verdict, one.reason] for one in verdicts_on(spec, results)]
-    found = cells(results, spec.dev)
+    found = trainings(results, spec.dev)
     sealed = []  # results on the held-out benchmarks
     synergies = gains_of(spec, results, are_synergies=True)
     tables = [
@@ -310,7 +298,7 @@ def last_figure(spec: Spec, run: Run) -> float:
     name = STAGES[spec.stage].figure
     found = [record[name] for record in records if name in record]
     if not found:
-        raise UserError(f"{path.parent} has no {name}: nothing is held out")
+        raise UserError(f"{path.parent} has no {STAGES[spec.stage].measure}: nothing is held out")
     return found[-1]
 
 
@@ -323,10 +311,10 @@ def score_tables(title: str, spec: Spec, results: Results, benchmarks: Sequence[
     is_held_out = benchmarks == spec.held_out
     if not is_held_out:
         results = [result for result in results if result.run.seed not in spec.confirm_seeds]
-    found = cells(results, benchmarks)
+    found = trainings(results, benchmarks)
     gains = gains_of(spec, results)
     if is_held_out:
-        gains = differences(trainings(results, benchmarks), spec.reference)
+        gains = differences(found, spec.reference)
     marks = {key: MARKS.get(one.shown, "") for key, one in gains.items()}
     matrices = {}  # base -> rows
     arms: dict[tuple[str, str], list[str]] = {}  # base and mix -> why each run is left out, or ""
@@ -336,9 +324,11 @@ def score_tables(title: str, spec: Spec, results: Results, benchmarks: Sequence[
         holes = list(filter(None, reasons))
         row = [mix, f"{len(reasons) - len(holes)} of {len(reasons)}"]
         for benchmark in benchmarks:
-            group = found.get((base, benchmark), {})
-            if mix in group:
-                score = significance.contrast(group, [mix])
+            groups = [group for group in found.get((base, benchmark), ()) if mix in group]
+            if groups:
+                score = significance.contrast(groups[0], [mix])
+                if len(groups) > 1:
+                    score = significance.contrast_over_trainings(groups, [mix], [])
                 row.append(measured(score.mean, score.error, ".1f", marks.get((base, mix, benchmark), "")))
             else:
                 row.append("; ".join(holes) or "-")
@@ -372,10 +362,16 @@ def difference_table(title: str, table: significance.Table) -> Record:
     return table_of(title, DIFFERENCE, rows)
 
 
-def luck_table(found: Cells) -> Record:
-    """Return the best seed of each cell beside the mean, and beside the best of equally good seeds."""
+def luck_table(found: Trainings) -> Record:
+    """Return the best seed of each cell beside the mean, and beside the best of equally good seeds.
+
+    For a base with one training: seeds of several are not alike.
+    """
     rows = []
-    for (base, benchmark), group in found.items():
+    for (base, benchmark), groups in found.items():
+        if len(groups) > 1:
+            continue
+        [group] = groups
         variance, _ = significance.pooled_seed_variance(group.values())
         for mix, scores in group.items():
             seeds = scores.mean(axis=1)
@@ -418,11 +414,13 @@ def recipe_to_final(costs: Record) -> str:
 def overlays(results: Results) -> list[Record]:
     """Return a picture for each row of a matrix and each figure, with a line for each run."""
     pictures = {}
+    bases = {result.base: {other.run.base for other in results if other.base == result.base} for result in results}
     for result in results:
+        training = f"{result.run.base}, " if len(bases[result.base]) > 1 else ""
         for name, figure in CURVES.items():
             points = metric_curve(result.records, figure)
             if points[0]:
                 title = f"{result.base}, {result.run.mix}: {name}"
                 picture = pictures.setdefault(title, {"title": title, "x": "step", "y": name, "series": {}})
-                picture["series"][f"seed {result.run.seed}"] = points
+                picture["series"][f"{training}seed {result.run.seed}"] = points
     return list(pictures.values())

@@ -66,12 +66,13 @@ def run_lab(config: "Config") -> None:
         raise UserError("\n  ".join([f"{config.spec}:", *found]))
     # Tasks without files are found before anything runs. Those that are held out are not opened.
     questions = count_questions(spec)
+    gpus = min(len(gpu_names()), 1) if config.gpus < 0 else config.gpus
+    devices = {"CUDA_VISIBLE_DEVICES": ",".join(gpu_names()[:gpus])} if config.engine == "local" else {}
+    spec = spec.model_copy(update={"files": files, "gpus": gpus, "devices": devices})
     if config.plan:
-        print0(*sweep.expectations(spec, questions, sweep.planned_training(spec)), sep="\n")
+        print0(*sweep.expectations(spec, questions, lambda: sweep.planned_training(spec)), sep="\n")
         return
     kinds = {"mixes": compare_mixes, "rates": search_rates, "variance": measure_noise}
-    gpus = min(len(gpu_names()), 1) if config.gpus < 0 else config.gpus
-    spec = spec.model_copy(update={"files": files, "gpus": gpus})
     kinds[config.kind](spec, Outcome.begin("lab", spec.name, config), config)
 
 
@@ -81,7 +82,7 @@ def refused_flags(config: "Config", spec: sweep.Spec) -> list[str]:
     if config.kind != "mixes" and (config.plan or config.final):
         found.append("--plan and --final belong to --kind=mixes")
     if config.kind == "rates" and spec.own_flags.get("--eval-every") == "-1":
-        found.append(f"--kind=rates needs {sweep.STAGES[spec.stage].figure}: set --eval-every=0 in flags")
+        found.append(f"--kind=rates needs the {sweep.STAGES[spec.stage].measure}: set --eval-every=0 in flags")
     if config.kind == "variance" and spec.repeats == 1:
         found.append("--kind=variance needs repeats = 2 or more")
     if config.engine != "local" and config.gpus < 0:
@@ -213,7 +214,7 @@ def search_rates(spec: sweep.Spec, outcome: Outcome, config: "Config") -> None:
     rows = []
     for base, mix in product(spec.bases, spec.mixes):
         losses = {}
-        for ahead in rounds(losses, len(spec.seeds)):
+        for ahead in rounds(losses, len(spec.seeds), trained.measure):
             print0(f"lab: {mix} on {base}: {ahead.sentence}")
             if not ahead.seeds:  # the last round: the result
                 outcome.metrics[f"{mix} on {base}"] = ahead.sentence
@@ -223,13 +224,19 @@ def search_rates(spec: sweep.Spec, outcome: Outcome, config: "Config") -> None:
                 break
             seeds = spec.seeds[: ahead.seeds]
             part = spec.model_copy(
-                update={"bases": [base], "mixes": {mix: spec.mixes[mix]}, "rates": ahead.rates, "seeds": seeds}
+                update={
+                    "bases": [base],
+                    "replicas": {},  # a rate is that of the base's first training
+                    "mixes": {mix: spec.mixes[mix]},
+                    "rates": ahead.rates,
+                    "seeds": seeds,
+                }
             )
             check_disk(part, part.runs)
             start(part, [sweep.run_steps(part, run)[:1] for run in part.runs], config)
             for rate in ahead.rates:
                 losses[rate] = [sign * last_figure(part, run) for run in part.runs if run.rate == rate]
-    title = f"Rates, as factors of the stage's own, by the last {trained.figure}"
+    title = f"Rates, as factors of the stage's own, by the last {trained.measure}"
     column = "Score" if trained.higher_is_better else "Loss"
     outcome.tables = [table_of(title, f"Base | Mix | Rate:g | Seeds | {column}:.4f | Best", rows)]
     outcome.finish()

@@ -4,7 +4,8 @@ python -m tracks.lab.leaderboard --suite=ARC-Easy,MMLU,GSM8K
 python -m tracks.lab.leaderboard --suite=GSM8K --runs="chat_eval_sft/mix-*,chat_eval_rl/*"
 
 Models are compared by the questions that they have all been asked. The second table says on which benchmarks they
-differ by more than chance: the others do not tell these models apart, however their scores are ordered.
+differ by more than chance: the others do not tell these models apart, however their scores are ordered. Errors are
+those of questions: whether another training of the same model would score alike, a leaderboard cannot say.
 """
 
 from collections import Counter
@@ -21,9 +22,10 @@ from nanochat.outcome import Outcome, read_outcomes
 from nanochat.paths import base_dir
 from nanochat.report.compare import decisions
 from nanochat.settings import TagSettings
-from nanochat.statistics import Estimate, average, mean_estimate, measured
+from nanochat.statistics import Estimate, Metrics, average, mean_estimate, measured
 
 LEVEL = 0.05  # of an error of the first kind, over all benchmarks of the suite
+ROUNDING = 1e-9  # squares that are nothing but rounding
 Answers = np.ndarray  # for each question the share of right samples
 
 
@@ -40,7 +42,7 @@ class Config(TagSettings):
 class Row:
     """A model's answers to the suite."""
 
-    run: str  # STAGE/TAG of the evaluation
+    model: str
     answers: Mapping[str, Answers]  # benchmark -> answers
 
     def scores(self) -> dict[str, Estimate]:
@@ -51,49 +53,68 @@ class Row:
         return average(self.scores().values())
 
 
-def rows_of(found: Sequence[Record], suite: Sequence[str]) -> tuple[list[Row], list[str]]:
-    """Return the models that have answered the whole suite, the best first, and sentences about those left out."""
-    by_run: dict[str, dict[str, Record]] = {}
+def model_of(evaluation: Outcome) -> str:
+    """Return the name of the model that an evaluation has scored: its stage and tag, and how it was rounded."""
+    config = evaluation.config
+    source = evaluation.stage.rpartition("_eval_")[2] if "_eval_" in evaluation.stage else "base"
+    return f"{source}:{config.get('tag', evaluation.tag)}" + (f" {quant}" if (quant := config.get("quant")) else "")
+
+
+def rows_of(
+    found: Sequence[Record], models: Mapping[tuple[str, str], str], suite: Sequence[str]
+) -> tuple[list[Row], list[str]]:
+    """Return the models that have answered the whole suite, the best first, and sentences about those left out.
+
+    models: name of the model that a stage and tag have evaluated. Of several evaluations the last in `found` counts.
+    """
+    by_model: dict[str, dict[str, Record]] = {}
     for one in found:
-        by_run.setdefault(f"{one['stage']}/{one['tag']}", {})[one["task"]] = one
+        by_model.setdefault(models[one["stage"], one["tag"]], {})[one["task"]] = one
     notes = []
     # Most models decide which questions a benchmark has; ties fall to the longer list.
     questions = {}
     for name in suite:
         lists = Counter(
-            (tasks[name]["questions"], len(tasks[name]["right"].split())) for tasks in by_run.values() if name in tasks
+            (tasks[name]["questions"], len(tasks[name]["right"].split()))
+            for tasks in by_model.values()
+            if name in tasks
         )
         if not lists:
-            raise UserError(f"--suite: no evaluation has answered {name}, run scripts.chat_eval with it")
+            raise UserError(f"--suite: no evaluation has answered {name}, run scripts.chat_eval or scripts.base_eval")
         questions[name] = max(lists, key=lambda each: (lists[each], each[1]))[0]
     rows = []
-    for run, tasks in by_run.items():
+    for model, tasks in by_model.items():
         missing = [name for name in suite if name not in tasks]
         others = [name for name in suite if name in tasks and tasks[name]["questions"] != questions[name]]
         if missing:
-            notes.append(f"{run} is left out: it has not answered {', '.join(missing)}")
+            notes.append(f"{model} is left out: it has not answered {', '.join(missing)}")
         elif others:
-            notes.append(f"{run} is left out: it was asked other questions of {', '.join(others)}")
+            notes.append(f"{model} is left out: it was asked other questions of {', '.join(others)}")
         else:
             answers = {name: np.array(tasks[name]["right"].split(), float) / tasks[name]["samples"] for name in suite}
-            rows.append(Row(run, answers))
+            rows.append(Row(model, answers))
     return sorted(rows, key=lambda row: row.mean().value, reverse=True), notes
 
 
-def behind(best: Row, row: Row) -> tuple[Estimate, float]:
-    """Return how much a model's mean is behind the best one's, question by question, and its p value."""
+def behind(best: Row, row: Row, count: int) -> tuple[Estimate, float]:
+    """Return how much a model's mean is behind the best one's, question by question, and its p value.
+
+    count: of the models. The best was chosen by the same answers, so p is that of the difference between any two of
+    equal models (Tukey's studentized range).
+    """
     from scipy import stats
 
-    differences = [mean_estimate((best.answers[name] - row.answers[name]).tolist()) for name in best.answers]
-    found = average(differences)
-    p = 2 * stats.norm.sf(abs(found.value) / found.stderr) if found.stderr else float(found.value == 0)
-    return found, float(p)
+    found = average([mean_estimate((best.answers[name] - row.answers[name]).tolist()) for name in best.answers])
+    if not found.stderr:
+        return found, float(found.value == 0)
+    return found, float(stats.studentized_range.sf(abs(found.value) / found.stderr * 2**0.5, count, np.inf))
 
 
 def equality(answers: Sequence[Answers]) -> float:
     """Return the p value of several models' equal scores on the same questions (analysis of variance by question).
 
-    For one sample a question this is close to Cochran's Q test.
+    Models that resemble each other more than the others do make it too sure, so the degrees of freedom are those of
+    Greenhouse and Geisser.
     """
     from scipy import stats
 
@@ -101,20 +122,28 @@ def equality(answers: Sequence[Answers]) -> float:
     count, models = table.shape
     between = count * ((table.mean(axis=0) - table.mean()) ** 2).sum()
     within = ((table - table.mean(axis=1, keepdims=True) - table.mean(axis=0) + table.mean()) ** 2).sum()
-    if count < 2 or not within:
-        return float(not between)
-    freedom = (models - 1) * (count - 1)
-    return float(stats.f.sf((between / (models - 1)) / (within / freedom), models - 1, freedom))
+    if count < 2 or within < ROUNDING:
+        return float(between < ROUNDING)
+    covariance = np.cov(table, rowvar=False)
+    covariance = covariance - covariance.mean(axis=0) - covariance.mean(axis=1, keepdims=True) + covariance.mean()
+    share = np.trace(covariance) ** 2 / ((models - 1) * (covariance**2).sum())
+    ratio = (between / (models - 1)) / (within / ((models - 1) * (count - 1)))
+    return float(stats.f.sf(ratio, share * (models - 1), share * (models - 1) * (count - 1)))
+
+
+def corrected(chances: Sequence[float]) -> list[float]:
+    """Return p values corrected for their number (Holm)."""
+    found = [0.0] * len(chances)
+    largest = 0.0
+    for rank, number in enumerate(sorted(range(len(chances)), key=lambda one: chances[one])):
+        largest = max(largest, min(1.0, chances[number] * (len(chances) - rank)))
+        found[number] = largest
+    return found
 
 
 def benchmark_rows(rows: Sequence[Row], suite: Sequence[str]) -> list[list]:
     """Return for each benchmark how far the models are apart, and whether that is more than chance (Holm)."""
-    chances = {name: equality([row.answers[name] for row in rows]) for name in suite}
-    shown = {}
-    corrected = 0.0
-    for rank, name in enumerate(sorted(suite, key=lambda one: chances[one])):
-        corrected = max(corrected, min(1.0, chances[name] * (len(suite) - rank)))
-        shown[name] = corrected
+    shown = dict(zip(suite, corrected([equality([row.answers[name] for row in rows]) for name in suite]), strict=True))
     table = []
     for name in suite:
         scores = [row.scores()[name] for row in rows]
@@ -126,6 +155,10 @@ def benchmark_rows(rows: Sequence[Row], suite: Sequence[str]) -> list[list]:
     return table
 
 
+def cell(estimate: Estimate) -> Metrics | str:
+    return measured(*estimate)
+
+
 def main(config: Config) -> None:
     suite = [name for name in config.suite.replace("|", ",").split(",") if name]
     if not suite:
@@ -133,23 +166,23 @@ def main(config: Config) -> None:
     patterns = [pattern for pattern in config.runs.split(",") if pattern]
     evaluations = [
         one
-        for one in read_outcomes(base_dir())
+        for one in sorted(read_outcomes(base_dir()), key=lambda one: one.timestamp)
         if "eval" in one.stage and any(fnmatch(f"{one.stage}/{one.tag}", pattern) for pattern in patterns)
     ]
     outcome = Outcome.begin("leaderboard", config.tag, config)
+    models = {(one.stage, one.tag): model_of(one) for one in evaluations}
     found = [one for one in decisions(base_dir(), evaluations) if one["task"] in suite]
-    rows, notes = rows_of(found, suite)
+    rows, notes = rows_of(found, models, suite)
     for note in notes:
         print0(f"leaderboard: {note}")
     if len(rows) < 2:
         raise UserError(f"{len(rows)} models have answered the same questions of {config.suite}: two are needed")
-    best = rows[0]
-    table = []
-    for row in rows:
-        gap, p = behind(best, row)
-        cells = [measured(*score) for score in row.scores().values()]
-        table.append([row.run, *cells, measured(*row.mean()), *([None, None] if row is best else [measured(*gap), p])])
-    columns = " | ".join(["Model", *suite, "Mean", "Behind the first", "p:.2g"])
+    best, *others = rows
+    table = [[best.model, *map(cell, best.scores().values()), cell(best.mean()), None, None]]
+    for row in others:
+        gap, p = behind(best, row, len(rows))
+        table.append([row.model, *map(cell, row.scores().values()), cell(row.mean()), cell(gap), p])
+    columns = " | ".join(["Model", *suite, "Mean", "Behind the first", "p, corrected:.2g"])
     outcome.metrics = {"Models": len(rows), "Left out": len(notes)}
     outcome.tables = [
         table_of("Leaderboard", columns, table),

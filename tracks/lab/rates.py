@@ -1,8 +1,8 @@
 """Search for the best learning rate: wide, then narrow, then with several seeds.
 
-`rounds(losses, seeds)` yields the runs that come next, and the result at the end. Rates are factors of the stage's own
-learning rates. Nothing is run here: the caller trains, and skips runs that are finished, so an interrupted search goes
-on.
+`rounds(losses, seeds, measure)` yields the runs that come next, and the result at the end. Rates are factors of the
+stage's own learning rates. Nothing is run here: the caller trains, and skips runs that are finished, so an interrupted
+search goes on.
 
 1. Ten rates over two decades, with the first seed. If the optimum lies at an end of the range, the range moves there.
 2. Five rates around the lowest point of a parabola in log rate, with the first seed.
@@ -33,12 +33,15 @@ class Round:
     sentence: str
 
 
-def rounds(losses: Losses, seeds: int) -> Iterator[Round]:
-    """Yield the rounds of a search; the last one is the result. The caller adds the losses of each round."""
+def rounds(losses: Losses, seeds: int, measure: str = "validation loss") -> Iterator[Round]:
+    """Yield the rounds of a search; the last one is the result. The caller adds the losses of each round.
+
+    measure: what the losses are, or the negatives of, in words.
+    """
     centre = 1.0
     for moves in range(MOST_MOVES + 1):
         wide = _rates(centre, np.linspace(-1, 1, WIDE))
-        moved = ", moved to where the losses fall" if moves else ""
+        moved = ", moved to where the runs get better" if moves else ""
         yield Round(wide, 1, f"rates over two decades{moved}")
         lowest, _ = _lowest(losses, wide)
         if wide[1] <= lowest <= wide[-2]:
@@ -49,13 +52,13 @@ def rounds(losses: Losses, seeds: int) -> Iterator[Round]:
         return
 
     narrow = _rates(lowest, NARROW)
-    yield Round(narrow, 1, "rates around the lowest point of a parabola")
+    yield Round(narrow, 1, "rates around the best point of a parabola")
     _, finite = _lowest(losses, wide + narrow)
     two = finite[:2]
-    yield Round(two, seeds, "the rates nearest to the lowest point of all, with all seeds")
+    yield Round(two, seeds, "the rates nearest to the best point of all, with all seeds")
     means = [np.mean(losses[rate]) for rate in two]
     best = two[np.argsort(means)[0]]  # a rate with a diverged seed has no mean, and comes last
-    yield Round([best], 0, f"the best rate is {best:g}, by the mean loss, seeds: {seeds}")
+    yield Round([best], 0, f"the best rate is {best:g}, by the mean {measure}, seeds: {seeds}")
 
 
 def _rates(centre: float, decades: Iterable[float]) -> list[float]:

@@ -10,7 +10,7 @@ same base: (base, mix, benchmark) -> Difference; the reference itself has none.
 - adjust(table): the same table with p corrected for the number of differences (Holm), and gain or harm.
 - first_shown(first, last): the table of a lab that has added seeds where nothing was shown.
 - contrast_over_trainings(trainings, plus, minus): the same, where a base was trained several times.
-- confirm(verdicts, gains, fresh): the verdicts, those to keep a mix confirmed on other seeds.
+- confirm(verdicts, gains, fresh, again): the verdicts, those to keep a mix confirmed on other seeds.
 - recommend(table, scaled, alone): a verdict and the reason for each base and mix of an adjusted table, by RULE; the
   reason also names a mix that is shown to help one base only, of several, or one training of it.
 - smallest_difference(questions, seeds, repeats, arms, tests): shown with 80 % power, under ASSUMED.
@@ -41,7 +41,8 @@ RULE = (
     "Each mix is compared with the reference on the same base. A difference counts if p, corrected over the whole "
     f"table (Holm), is at most {LEVEL}. Gains and no harm: keep. Harm and "
     "no gain: drop. Both: trade-off, for a person to decide. Neither: not distinguishable, so scale up and evaluate "
-    "again; in a lab at full size (scaled) drop, since no gain is shown."
+    "again; in a lab at full size (scaled) drop, since no gain is shown. With confirm_seeds, a mix to be kept has to "
+    "show its gains on them again. With replicas, p and the errors are over the trainings of a base."
 )
 # Whatever a mix is shown to do -> verdict.
 VERDICTS = {"gain": "keep", "harm": "drop", "gain, harm": "trade-off"}
@@ -64,7 +65,7 @@ class Difference:
     error: float  # standard error, from questions and seeds; from questions alone if no arm has two seeds
     low: float  # 95 % interval
     high: float
-    freedom: int  # degrees of freedom of the part from seeds
+    freedom: int  # degrees of freedom of the part from seeds, or from trainings of the base
     p: float  # two-sided, for a true sum of 0; 1 if no arm has two seeds, since nothing can be shown then
     adjusted: float = 1.0  # p, corrected over the table
     shown: str = UNCLEAR  # gain or harm, if the difference is significant
@@ -101,7 +102,7 @@ class Recommendation:
 
     base: str
     mix: str
-    verdict: str  # keep, drop, trade-off, scale up
+    verdict: str  # keep, drop, trade-off, scale up, not confirmed
     reason: str
 
 
@@ -223,20 +224,24 @@ def recommend(table: Table, scaled: bool = False, alone: Collection[str] = ()) -
     return found
 
 
-def confirm(verdicts: Sequence[Recommendation], gains: Table, fresh: Table) -> list[Recommendation]:
+def confirm(
+    verdicts: Sequence[Recommendation], gains: Table, fresh: Table, again: Collection[tuple[str, str]]
+) -> list[Recommendation]:
     """Return the verdicts, those to keep a mix confirmed, or not, by differences on seeds that were not used before.
 
-    fresh: such differences, for mixes that were run again; p is corrected over the gains of a mix (Holm).
+    again: base and mix of runs on such seeds, also of those that failed. fresh: their differences; p is corrected over
+    those of a mix (Holm).
     """
     found = []
     for one in verdicts:
-        keys = [key for key, gain in gains.items() if key[:2] == (one.base, one.mix) and gain.shown == "gain"]
-        again = adjust({key: fresh[key] for key in keys if key in fresh})
-        if one.verdict != "keep" or not again:
+        if one.verdict != "keep" or (one.base, one.mix) not in again:
             found.append(one)
             continue
-        reason = ", ".join(f"{key[2]} {difference}" for key, difference in again.items())
-        if len(again) == len(keys) and all(difference.shown == "gain" for difference in again.values()):
+        gained = [key for key, gain in gains.items() if key[:2] == (one.base, one.mix) and gain.shown == "gain"]
+        seen = adjust({key: difference for key, difference in fresh.items() if key[:2] == (one.base, one.mix)})
+        reason = ", ".join(f"{key[2]} {difference}" for key, difference in seen.items()) or "no run of them is intact"
+        is_there = all(key in seen and seen[key].shown == "gain" for key in gained)
+        if is_there and all(difference.shown != "harm" for difference in seen.values()):
             found.append(replace(one, reason=f"{one.reason}; confirmed on other seeds: {reason}"))
         else:
             found.append(replace(one, verdict=UNCONFIRMED, reason=f"not shown on other seeds: {reason}; {one.reason}"))

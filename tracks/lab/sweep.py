@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product, starmap
 from pathlib import Path
@@ -54,21 +54,26 @@ class Trained:
     source: Source  # of its bases, unless the spec says another
     mix: str  # the flag that takes the words of a mix
     settings: type[FineTuneSettings]
-    figure: str  # of the metric log, by which rates are compared
+    measure: str  # by which rates are compared
+    figure: str  # its name in the metric log
     higher_is_better: bool = False
     scores_tasks: bool = True  # now and then during training; it must not ask those that are held out
 
 
 STAGES = {
-    "chat_sft": Trained("mid", "--mixture", FineTuneSettings, "val/loss"),
-    "mid_train": Trained("base", "--mixture", FineTuneSettings, "val/loss"),
-    "chat_rl": Trained("sft", "--task", AnswerTuneSettings, "eval/pass@1", higher_is_better=True, scores_tasks=False),
-    "chat_dpo": Trained("sft", "--pairs", AnswerTuneSettings, "eval/Pair accuracy", higher_is_better=True),
+    "chat_sft": Trained("mid", "--mixture", FineTuneSettings, "validation loss", "val/loss"),
+    "mid_train": Trained("base", "--mixture", FineTuneSettings, "validation loss", "val/loss"),
+    "chat_rl": Trained(
+        "sft", "--task", AnswerTuneSettings, "pass@1", "eval/pass@1", higher_is_better=True, scores_tasks=False
+    ),
+    "chat_dpo": Trained(
+        "sft", "--pairs", AnswerTuneSettings, "pair accuracy", "eval/Pair accuracy", higher_is_better=True
+    ),
 }
 HELD_OUT = "-held-out"  # end of the tag of an evaluation of --final
 
 # Fields of a spec that this code fills in; the others are the keys of the file.
-FILLED_IN = {"name", "path", "unknown", "files", "gpus"}
+FILLED_IN = {"name", "path", "unknown", "files", "gpus", "devices"}
 
 Sampling = Literal["temperature", "top_p", "top_k", "max_new_tokens", "max_problems"]  # flags of scripts.chat_eval
 
@@ -93,6 +98,7 @@ class Spec(BaseModel):
     unknown: list[str] = []  # sentences about keys that are none of these
     files: dict[str, list[str]] = {}  # mix -> files of conversations that it reads, if known
     gpus: int = 0  # of each run
+    devices: dict[str, str] = {}  # variables of a run on this machine, which select its GPUs
     question: str = ""
     stage: Literal["chat_sft", "mid_train", "chat_rl", "chat_dpo"]  # the keys of STAGES
     source: Literal["", Source] = ""
@@ -121,6 +127,16 @@ class Spec(BaseModel):
     def trainings(self) -> dict[str, str]:
         """The tags of all models that runs begin with, those of a base one after the other, and the base of each."""
         return {tag: base for base in self.bases for tag in (base, *self.replicas.get(base, ()))}
+
+    @property
+    def fewest_trainings(self) -> int:
+        """Of the bases; above 1, differences are over trainings and not over seeds."""
+        return min(1 + len(self.replicas.get(base, ())) for base in self.bases)
+
+    @property
+    def samples(self) -> int:
+        """How often a difference is measured: two are needed to show one."""
+        return self.fewest_trainings if self.fewest_trainings > 1 else len(self.seeds)
 
     @property
     def runs(self) -> list[Run]:
@@ -230,20 +246,25 @@ def mistakes(spec: Spec) -> list[str]:
     found += [f"bases and replicas have {tag} {count} times" for tag, count in models.items() if count > 1]
     used = {*spec.seeds, *spec.more_seeds} & {*spec.confirm_seeds}
     found += [f"confirm_seeds has {seed}, which is used to find a difference" for seed in sorted(used)]
-    if len(spec.confirm_seeds) == 1 and not all(spec.replicas.get(base) for base in spec.bases):
+    if len(spec.confirm_seeds) == 1 and spec.fewest_trainings == 1:
         found.append("confirm_seeds needs two seeds: with one nothing is confirmed")
     runs = [*spec.runs, *spec.more_runs, *spec.confirming_runs, *spec.merged_runs]
-    tags = [spec.tag_of(run) for run in runs] if not models.total() > len(models) else []
+    tags = [spec.tag_of(run) for run in runs] if models.total() == len(models) else []
     names = Counter(tags + spec.tasks)
     found += [f"two runs, or two lists of benchmarks, have {name}" for name, count in names.items() if count > 1]
     if spec.reference not in spec.mixes:
         found.append(f"reference = {spec.reference} is not a mix, use one of {', '.join(spec.mixes)}")
     if spec.more_seeds and spec.merges:
         found.append("more_seeds and merges do not go together: a merge needs its mixes at equal seeds")
-    if spec.more_seeds and len(spec.seeds) == 1:
+    if spec.more_seeds and spec.samples == 1:
         found.append("more_seeds needs two seeds before: with one nothing is decided")
-    if spec.scaled and len(spec.seeds) == 1:
+    if spec.scaled and spec.samples == 1:
         found.append("with one seed nothing is shown, and scaled = true would drop every mix")
+    if spec.minimal and spec.stage in ("chat_rl", "chat_dpo"):
+        found.append(f"minimal is for mixes of conversations, which {spec.stage} has not")
+    if spec.stage == "chat_rl":  # its test prompts are asked while it trains
+        learned = spec.mixes.values()
+        found += [f"{task} is learned by chat_rl, and cannot be held_out" for task in spec.held_out if task in learned]
     if "tokens" in spec.budget and "--total-batch-size" not in spec.own_flags:
         found.append("a budget in tokens needs --total-batch-size in flags")
     return found
@@ -351,18 +372,24 @@ def _evaluation_step(spec: Spec, parent: str, flags: Mapping[str, str], tasks: S
 # ---- the plan ----
 
 
-def expectations(spec: Spec, questions: Mapping[str, int], ahead: float) -> list[str]:
-    """Return the plan in words. questions: number of each development benchmark. ahead: planned seconds of training."""
+def expectations(spec: Spec, questions: Mapping[str, int], ahead: Callable[[], float]) -> list[str]:
+    """Return the plan in words.
+
+    questions: number of each development benchmark. ahead: plans the seconds of training, if no run has finished.
+    """
     chains = [[step.outcome for step in run_steps(spec, run)] for run in spec.runs]
     finished = [paths for paths in chains if all(path.exists() for path in paths)]
     done = [Outcome.load(path) for paths in finished for path in paths]
-    left = f"about {duration(ahead)} of training, one run after the other, and evaluations, as --dry-run estimates"
     if done:
         factor = len(chains) / len(finished) - 1
         seconds = factor * sum(outcome.seconds for outcome in done)
         spent = cost(done)
         dollars = "" if spent is None else f", ${factor * spent:,.2f}"
         left = f"about {duration(seconds)} left, one run after the other{dollars}"
+    else:
+        left = (
+            f"about {duration(ahead())} of training, one run after the other, and evaluations, as --dry-run estimates"
+        )
     size = disk_needed(spec, [*spec.runs, *spec.more_runs, *spec.confirming_runs, *spec.merged_runs])
     lines = [
         f"{len(finished)} of {len(chains)} runs are finished",
@@ -375,8 +402,10 @@ def expectations(spec: Spec, questions: Mapping[str, int], ahead: float) -> list
         lines.append(f"up to {len(spec.confirming_runs)} more confirm mixes that are to be kept, on seeds of their own")
     tests = len(spec.bases) * len(spec.rates) * (len(spec.mixes) - 1) * len(spec.dev) * spec.verdict_rounds
     for name, number in questions.items():
-        least = significance.smallest_difference(number, len(spec.seeds), spec.repeats, len(spec.mixes), max(tests, 1))
-        shown = f"{least:.1f} points" if len(spec.seeds) > 1 else "none, it needs two seeds"
+        # Seeds are pooled over all arms; the differences of trainings are not.
+        arms = 2 if spec.fewest_trainings > 1 else len(spec.mixes)
+        least = significance.smallest_difference(number, spec.samples, spec.repeats, arms, max(tests, 1))
+        shown = f"{least:.1f} points" if spec.samples > 1 else "none, it needs two seeds"
         lines.append(f"{name}: {number:,.0f} questions; smallest difference that can be shown: {shown}")
     return [*lines, f"({significance.ASSUMED})"]
 
@@ -387,7 +416,7 @@ def planned_training(spec: Spec) -> float:
     for base in spec.trainings:
         runs = [run for run in spec.runs if run.base == base]
         script, *flags = run_steps(spec, runs[0])[0].command
-        total += len(runs) * json.loads(check_flags(script, ["--json", *flags]))["estimate"]["seconds"]
+        total += len(runs) * json.loads(check_flags(script, ["--json", *flags], spec.devices))["estimate"]["seconds"]
     return total
 
 

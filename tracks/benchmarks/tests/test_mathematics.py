@@ -87,6 +87,9 @@ x^2+2x+1              | x^{2} + 2x + 1  $x^2+2x+1$                            | 
 \text{east}           | east  \textbf{east}                                   | west  \text{(A)}
 \text{(C)}            | C  (C)  \text{C}                                      | B  (D)
 \begin{pmatrix}1\\2\end{pmatrix} | \begin{pmatrix} 1 \\ 2 \end{pmatrix}       | \begin{pmatrix}2\\1\end{pmatrix}
+11111111              | 11,111,111  11,\! 111,\! 111  11{,}111{,}111            | 11,111
+5m+3                  | 5m + 3  5m+3                                          | 8  5+3  5m
+7 m                   | 7  7 m  7\text{ m}                                    | 7m
 1011_2                | 1011_{2}                                              | 1011  1101_2
 """
 CASES = [

@@ -52,6 +52,10 @@ def learning(model: GPT) -> None:
     model.register_forward_hook(learn)
 
 
+def no_number(model: GPT) -> None:
+    model.blocks[0].mlp.down.weight[3] = torch.nan
+
+
 def shouting(model: GPT) -> None:
     """Losses that are half of what the probabilities say."""
     plain = model.forward
@@ -64,7 +68,8 @@ def shouting(model: GPT) -> None:
 
 
 @pytest.mark.parametrize(
-    ("break_rule", "rule"), [(looking_ahead, "causal"), (learning, "score first"), (shouting, "normalised")]
+    ("break_rule", "rule"),
+    [(looking_ahead, "causal"), (learning, "score first"), (shouting, "normalised"), (no_number, "normalised")],
 )
 def test_a_broken_rule_is_named(break_rule, rule: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load = checks.load

@@ -10,9 +10,8 @@ from contain import NEEDS_SANDBOX
 
 from nanochat.errors import UserError
 from nanochat.paths import read_json
-from tracks.golf import judge as golf_judge
 from tracks.golf.foreign import entry_files, library_paths
-from tracks.golf.judge import Config, judge, main
+from tracks.golf.judge import Config, Limits, check_rows, judge, main
 
 pytestmark = NEEDS_SANDBOX
 
@@ -34,7 +33,7 @@ class Entry:
         return [MARK, *text]
 
     def log_probs(self, ids, first):
-        rows = [self.row(ids[place - 1] if place else None) for place in range(first, len(ids))]
+        rows = [self.row(ids[place - 1] if place else None) for place in range(first, len(ids) + 1)]
         return np.log(np.array(rows))
 
     def row(self, before):
@@ -55,7 +54,7 @@ def expected_bpb() -> float:
     """The same model, written out: a part of four tokens is counted once it has its scores."""
     counts = {before: Counter(dict.fromkeys(range(257), 1)) for before in range(257)}
     nats = 0.0
-    for text in TEXTS:
+    for text in filter(None, TEXTS):
         ids = [256, *text.encode()]
         for begin in range(0, len(ids), 4):
             places = range(begin, min(begin + 4, len(ids)))
@@ -83,29 +82,67 @@ def place(tmp_path: Path) -> Path:
 
 
 def test_an_honest_entry(place: Path) -> None:
-    found = judge(written(place, HONEST), TEXTS, 60)
+    found = judge(written(place, HONEST), TEXTS, Limits(60))
     assert found.bpb == pytest.approx(expected_bpb(), rel=1e-6)
-    assert found.checks.places == found.tokens == sum(len(text.encode()) + 1 for text in TEXTS)
-    assert found.checks.probes == found.checks.parts > 20
+    counts = [len(text.encode()) + 1 for text in TEXTS if text]
+    assert found.tokens == sum(counts)
+    assert found.parts == sum(math.ceil(count / 4) for count in counts)
+    assert found.places == 4 * found.parts  # all parts are equally long: none tells where a document ends
+    # Of each four places the last one's own token is not in the question, but for the ends of documents.
+    assert found.probes == found.open_places == sum(count - count // 4 for count in counts)
+    assert found.difference < 1e-6
+
+
+def test_with_a_place_at_a_time_nothing_can_be_looked_at(place: Path) -> None:
+    single = HONEST.replace("context, stride = 8, 4", "context, stride = 8, 1")
+    found = judge(written(place, single), TEXTS, Limits(60))
+    assert (found.open_places, found.probes) == (0, 0)
+    assert check_rows(found)[1] == ["causal", "no place's own token is in its question"]
+    peeking = single.replace("return np.log(np.array(rows))", CHEATS["the next token"][1])
+    assert judge(written(place, peeking), TEXTS, Limits(60)).bpb == found.bpb  # there is nothing to see
+
+
+def test_a_few_places_that_look_ahead_are_found_in_a_long_text(place: Path) -> None:
+    """One question for the whole text, and a place in ten: probes are of places, not of questions."""
+    few = HONEST.replace("context, stride = 8, 4", "context, stride = 4096, 4096")
+    few = few.replace(
+        "return np.log(np.array(rows))",
+        "for row, token in list(zip(rows, ids[first:]))[::10]:\n"
+        "            row[:] = 1e-9\n"
+        "            row[token] = 1 - 256e-9\n"
+        "        return np.log(np.array(rows))",
+    )
+    with pytest.raises(UserError, match=r"^refused, causal: "):
+        judge(written(place, few), [" ".join(TEXTS) * 20], Limits(60))
 
 
 # What each cheat changes in the honest entry, and the rule that it breaks.
 CHEATS = {
     "the next token": (
         "return np.log(np.array(rows))",
-        "found = np.log(np.array(rows)) * 0 - 20\n"
-        "        found[np.arange(len(found)), ids[first:]] = np.log1p(-256 * np.exp(-20.0))\n"
-        "        return found",
+        "for row, token in zip(rows, ids[first:]):\n"
+        "            row[:] = 1e-9\n"
+        "            row[token] = 1 - 256e-9\n"
+        "        return np.log(np.array(rows))",
         "causal",
     ),
     "a hash of what follows": (
         "return np.log(np.array(rows))",
-        "found = np.array(rows)\n"
-        "        for row, place in zip(found, range(first, len(ids))):\n"
-        "            half = np.arange(257) % 2 == hash(ids[place]) % 2\n"
-        "            row[:] = row * half / (row * half).sum()\n"
-        "        return np.log(found + 1e-300)",
+        "for row, token in zip(rows, ids[first:]):\n"
+        "            row *= np.where(np.arange(257) % 2 == hash(token) % 2, 1, 1e-9)\n"
+        "            row /= row.sum()\n"
+        "        return np.log(np.array(rows))",
         "causal",
+    ),
+    "the next token, and no number for whoever asks for one place": (
+        "return np.log(np.array(rows))",
+        "for row, token in zip(rows, ids[first:]):\n"
+        "            row[:] = 1e-9\n"
+        "            row[token] = 1 - 256e-9\n"
+        "        if len(rows) == 1:\n"
+        "            rows[0][:] = np.nan\n"
+        "        return np.log(np.array(rows))",
+        "normalised",
     ),
     "a cache filled before scoring": (
         "        rows = [self.row(ids",
@@ -125,6 +162,11 @@ CHEATS = {
     "tokens that are not there": ("return [MARK, *text]", "return [MARK, *text, 300]", "bytes"),
     "chance": ("return np.log(np.array(rows))", "return np.log(np.roll(rows, np.random.randint(9), 1))", "score first"),
     "a long pause": ("return np.log(np.array(rows))", "import time; time.sleep(60)", "time"),
+    "work between two questions": (
+        "        for place in range(max(",
+        "        import time; time.sleep(60)\n        for place in range(max(",
+        "time",
+    ),
 }
 
 
@@ -133,13 +175,16 @@ def test_a_cheat_is_refused_by_name(name: str, place: Path) -> None:
     old, new, rule = CHEATS[name]
     assert old in HONEST
     with pytest.raises(UserError, match=f"^refused, {rule}: "):
-        judge(written(place, HONEST.replace(old, new)), TEXTS, 5)
+        judge(written(place, HONEST.replace(old, new)), TEXTS, Limits(5))
 
 
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ("return Entry()", "raise ValueError('no weights')", "scorer.py: ValueError: no weights"),
+        ("return Entry()", "raise ValueError('no\\nweights')", "scorer.py: ValueError: no weights"),
+        ("return Entry()", "import os, time; os.closerange(3, 64); time.sleep(99)", "its process has ended: "),
+        ('[b""]', "['x']", "scorer.py: TypeError: "),
+        ("return [MARK, *text]", "return [MARK] * 100 + list(text)", "an answer of .* bytes, where .* were asked for"),
         ("return np.log(np.array(rows))", "return np.zeros((1, 2))", r"log_probs gave 2 numbers, not 4 x 257"),
         ("return np.log(np.array(rows))", "import os; os._exit(3)", "its process has ended: it printed nothing"),
         ("context, stride = 8, 4", "context, stride = 4, 8", "1 <= stride <= context <= 65,536"),
@@ -147,7 +192,7 @@ def test_a_cheat_is_refused_by_name(name: str, place: Path) -> None:
 )
 def test_a_mistake_is_one_sentence(old: str, new: str, sentence: str, place: Path) -> None:
     with pytest.raises(UserError, match=sentence):
-        judge(written(place, HONEST.replace(old, new)), TEXTS, 20)
+        judge(written(place, HONEST.replace(old, new)), TEXTS, Limits(20))
 
 
 def test_memory_of_the_text_as_encoded_is_not_there_when_it_is_scored(place: Path) -> None:
@@ -155,7 +200,7 @@ def test_memory_of_the_text_as_encoded_is_not_there_when_it_is_scored(place: Pat
     spying = HONEST.replace(
         "return [MARK, *text]", "ids = [MARK, *text]\n        self.learn(ids, 1)\n        return ids"
     )
-    assert judge(written(place, spying), TEXTS, 60).bpb == pytest.approx(expected_bpb(), rel=1e-6)
+    assert judge(written(place, spying), TEXTS, Limits(60)).bpb == pytest.approx(expected_bpb(), rel=1e-6)
 
 
 def test_files_are_counted(tmp_path: Path) -> None:
@@ -166,7 +211,7 @@ def test_files_are_counted(tmp_path: Path) -> None:
     (tmp_path / "weights" / "one").write_bytes(b"123")
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "__pycache__" / "scorer.pyc").write_bytes(b"not copied")
-    assert entry_files(tmp_path) == {"scorer.py": len(HONEST), "weights/one": 3}
+    assert entry_files(tmp_path) == {"scorer.py": len(HONEST) + 9, "weights/one": 3 + 11}  # names count
     (tmp_path / "more").symlink_to("/etc/passwd")
     with pytest.raises(UserError, match="an entry has no links"):
         entry_files(tmp_path)
@@ -183,11 +228,18 @@ def test_the_command(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
     main(Config(folder=str(written(place, HONEST)), data=str(base.text), eval_bytes=1500))
     outcome = read_json(base.folder / "golf_judge/entry/outcome.json")
-    assert outcome["metrics"]["Bytes"] == len(HONEST)
-    assert [row[0] for row in outcome["tables"][0]["rows"]] == ["normalised", "causal", "score first", "bytes"]
-    (place / "weights").write_bytes(bytes(200_000))
+    assert outcome["metrics"]["Bytes"] == len(HONEST) + len("scorer.py")
+    assert [row[0] for row in outcome["tables"][1]["rows"]] == ["normalised", "causal", "score first", "bytes"]
+    written(place, HONEST.replace(*CHEATS["no number"][:2]))
+    with pytest.raises(UserError, match=r"^refused, normalised: "):
+        main(Config(folder=str(place), data=str(base.text), eval_bytes=1500))
+    refused = read_json(base.folder / "golf_judge/entry/outcome.json")["metrics"]
+    assert refused["Refused"].startswith("refused, normalised: ")
+    assert "bpb" not in refused
+    (place / "weights").write_bytes(bytes(199_993))
     with pytest.raises(UserError, match=r"over the budget of 200,000; the largest: weights 200,000"):
         main(Config(folder=str(place), data=str(base.text)))
     with pytest.raises(UserError, match="name the entry's folder"):
         Config()
-    assert golf_judge.SAME < 0.01
+    with pytest.raises(UserError, match="--scale=1gpu scores on a GPU, which the sandbox has not"):
+        main(Config(folder=str(place), scale="1gpu"))

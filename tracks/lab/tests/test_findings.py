@@ -18,7 +18,7 @@ from nanochat.report.compare import compare
 from tracks.lab import findings
 from tracks.lab.kinds import search_rates
 from tracks.lab.run import Config
-from tracks.lab.sweep import Run, Spec, base_step, run_steps
+from tracks.lab.sweep import STAGES, Run, Spec, base_step, run_steps
 from tracks.lab.tests.made_labs import QUESTIONS, TRUTH, answer, make_lab, read_lab, train
 
 MERGES = """[merges]
@@ -77,7 +77,8 @@ def test_more_seeds_are_for_what_is_not_distinguishable_and_for_its_reference(ba
         train(base, spec.tag_of(run))
         answer(base, "chat_eval_sft", spec.tag_of(run), {"World-Facts": 0.5, "World-Choices": 0.6}, 2, 90 + number)
     results = findings.read_results(spec, [*spec.runs, *more])
-    sizes = {mix: len(scores) for mix, scores in findings.cells(results, spec.dev)["one", "World-Facts"].items()}
+    [group] = findings.trainings(results, spec.dev)["one", "World-Facts"]
+    sizes = {mix: len(scores) for mix, scores in group.items()}
     assert sizes == {"plain": 3, "good": 2, "idle": 3, "bad": 2}
     gains = findings.gains_of(spec, results)
     early = findings.gains_of(spec, first)
@@ -95,7 +96,8 @@ def test_several_trainings_of_a_base_are_one_base_in_the_tables(base) -> None:
     make_lab(base, spec)
     results = results_of(spec)
     assert {result.base for result in results} == {"one"}
-    assert findings.cells(results, spec.dev)["one", "World-Facts"]["good"].shape == (6, QUESTIONS)
+    groups = findings.trainings(results, spec.dev)["one", "World-Facts"]
+    assert [group["good"].shape for group in groups] == 3 * [(2, QUESTIONS)]
     gains = findings.gains_of(spec, results)
     assert gains["one", "good", "World-Facts"].freedom == 2  # three trainings
     assert verdicts(spec) == {("one", "good"): "keep", ("one", "idle"): "scale up", ("one", "bad"): "drop"}
@@ -361,7 +363,7 @@ def test_other_stages_are_searched_by_what_they_are_for(stage: str, figure: str,
     monkeypatch.setattr("tracks.lab.kinds.check_disk", lambda spec, runs: None)
     search_rates(spec, begin(spec), Config())
     [rates] = read_json(base / "lab/lab/outcome.json")["tables"]
-    assert rates["title"].endswith(f"by the last {figure}")
+    assert rates["title"].endswith(f"by the last {STAGES[stage].measure}")
     [best] = [row for row in rates["rows"] if row[-1]]
     assert 0.45 < best[2] < 0.55
     assert best[4] == pytest.approx(0.6, abs=0.01)

@@ -78,8 +78,8 @@ def test_more_seeds_are_other_seeds_after_two(base) -> None:
     ]
     spec = read_lab(base, {"seeds = [1, 2]": "seeds = [1, 2]\nmore_seeds = [3]\nconfirm_seeds = [7, 8]"})
     assert mistakes(spec) == []
-    assert "up to 16 more confirm mixes that are to be kept, on seeds of their own" in expectations(spec, {}, 0)
-    assert "up to 8 more runs follow, for mixes that are not distinguishable by then" in expectations(spec, {}, 0)
+    assert "up to 16 more confirm mixes that are to be kept, on seeds of their own" in expectations(spec, {}, float)
+    assert "up to 8 more runs follow, for mixes that are not distinguishable by then" in expectations(spec, {}, float)
 
 
 def test_mistakes_that_the_scripts_find(base) -> None:
@@ -146,7 +146,7 @@ def test_steps_are_commands_of_the_scripts(base) -> None:
 
 def test_the_plan(base) -> None:
     spec = read_lab(base)
-    before = expectations(spec, {"World-Facts": 200}, 5400.0)
+    before = expectations(spec, {"World-Facts": 200}, lambda: 5400.0)
     assert before[:2] == [
         "0 of 16 runs are finished",
         "about 1h30m of training, one run after the other, and evaluations, as --dry-run estimates",
@@ -155,12 +155,12 @@ def test_the_plan(base) -> None:
     leave(base, "chat_sft", spec.tag_of(spec.runs[0]), seconds=3600.0)
     # A base, and a run that is not evaluated yet, say nothing of the time.
     leave(base, "chat_eval_mid", "lab-one", seconds=10.0)
-    assert expectations(spec, {}, 5400.0)[:2] == before[:2]
+    assert expectations(spec, {}, lambda: 5400.0)[:2] == before[:2]
     leave(base, "chat_eval_sft", spec.tag_of(spec.runs[0]), seconds=1800.0)
-    after = expectations(spec, {}, 5400.0)
+    after = expectations(spec, {}, lambda: 5400.0)
     assert after[0] == "1 of 16 runs are finished"
     assert after[1].startswith("about 22h30m left, one run after the other, $")
-    assert expectations(read_lab(base, {"[1, 2]": "[1]"}), {"A": 9}, 0)[-2].endswith("none, it needs two seeds")
+    assert expectations(read_lab(base, {"[1, 2]": "[1]"}), {"A": 9}, float)[-2].endswith("none, it needs two seeds")
 
 
 def test_checkpoints_need_room(base) -> None:
