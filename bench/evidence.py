@@ -61,6 +61,16 @@ CARDS = [
     Card("golf", "tracks/golf/card.md", [f"{PYTHON} -m tracks.golf.run --ablate --seeds=3"], 1.2, "golf"),
     Card("recursion", "tracks/recursion/card.md", [f"{PYTHON} -m tracks.recursion.run --seeds=3"], 1.25, "recursion"),
     Card("lab", "tracks/lab/card.md", [f"{PYTHON} -m tracks.lab.embedded"], 6.0, "lab"),
+    Card(
+        "bases",
+        "tracks/bases/card.md",
+        [
+            f"{PYTHON} -m tracks.bases.bring --from=hub:HuggingFaceTB/SmolLM2-135M-Instruct --tag=smol --source=base",
+            f"{PYTHON} -m tracks.bases.practice --model-tag=smol",
+        ],
+        1.5,
+        "bases",
+    ),
 ]
 
 

@@ -26,7 +26,7 @@ from nanochat.outcome import Outcome
 from nanochat.settings import TagSettings, TextSettings
 from nanochat.statistics import measured
 from tracks.golf.entries import SCALES, ScaleName, check_size
-from tracks.golf.foreign import About, Refused, copy_files, entry_files, scorer
+from tracks.golf.foreign import MOST_CELLS, About, Refused, copy_files, entry_files, scorer
 
 SUM_ERROR = 1e-3  # of probabilities over the vocabulary: rows are fp32
 SAME = 1e-3  # nats: two processes may round in other ways
@@ -112,25 +112,27 @@ def parts_of(texts: Sequence[Sequence[int]], about: About, dice: Random) -> Iter
     """Yield the questions, in the order of the text.
 
     Each asks for as many places as the others, so that none tells where a document ends: the last one of a document
-    goes on with tokens from elsewhere.
+    goes on with tokens of documents before, which have their scores.
     """
-    for ids in texts:
+    for number, ids in enumerate(texts):
         for begin in range(0, len(ids), about.stride):
             true = ids[begin : begin + about.stride]
             start = max(0, begin + about.stride - about.context)
-            filler = tokens_from_elsewhere(texts, about.stride - len(true), dice)
+            filler = filling(texts[:number], about, about.stride - len(true), dice)
             whole = [*ids[start : begin + len(true)], *filler]
             yield Part(whole[:-1], begin - start, true)
 
 
-def tokens_from_elsewhere(texts: Sequence[Sequence[int]], count: int, dice: Random) -> list[int]:
-    """Return tokens as they follow each other somewhere in the text."""
+def filling(before: Sequence[Sequence[int]], about: About, count: int, dice: Random) -> list[int]:
+    """Return so many tokens, as they follow each other in one of the documents before, if there are any."""
     found: list[int] = []
     while len(found) < count:
-        ids = dice.choice(texts)
-        if ids:
+        if before:
+            ids = dice.choice(before)
             begin = dice.randrange(len(ids))
             found += ids[begin : begin + count - len(found)]
+        else:
+            found.append(dice.randrange(len(about.vocabulary)))
     return found
 
 
@@ -243,7 +245,8 @@ def judge(place: Path, documents: Sequence[str], limits: Limits) -> Judgement:
     ]
     found.open_places = len(open_places)
     affordable = MOST_AGAIN * sum(map(len, texts)) // about.context
-    probed = dice.sample(open_places, min(PROBES, max(FEWEST, affordable), len(open_places)))
+    most = min(PROBES, max(FEWEST, affordable), MOST_CELLS // len(about.vocabulary))  # their rows are kept
+    probed = dice.sample(open_places, min(most, len(open_places)))
     by_part: dict[int, list[int]] = {}
     for number, one in probed:
         by_part.setdefault(number, []).append(one)

@@ -166,7 +166,13 @@ def contrast_over_trainings(
     """
     signs = np.repeat([1, -1], [len(plus), len(minus)])
     rows = [signs @ [arms[name].mean(axis=0) for name in [*plus, *minus]] for arms in trainings]
-    return contrast({"difference": np.array(rows)}, ["difference"])
+    one = contrast({"difference": np.array(rows)}, ["difference"])
+    # All of p has the degrees of freedom of the trainings: weighted as above, two that agree by chance would show it.
+    from scipy.special import stdtr, stdtrit
+
+    p = 2 * stdtr(one.freedom, -abs(one.mean) / one.error)
+    half = one.error * stdtrit(one.freedom, 1 - LEVEL / 2)
+    return replace(one, p=float(p), low=one.mean - half, high=one.mean + half)
 
 
 # ---- many tests ----

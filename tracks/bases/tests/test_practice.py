@@ -1,48 +1,55 @@
-"""A practice on a tiny model: its stages run, each is scored, and the card has what was gained."""
+"""A whole practice on a tiny model: its stages run, each is scored, the card has what was gained, and it resumes."""
 
 from pathlib import Path
 
 import bundles
+import pyarrow as pa
+import pyarrow.parquet as pq
 from fake_hub import write_hub
 from forks import Forked, run_module
 
 from nanochat.paths import read_json, read_jsonl, saved_steps
 from tracks.bases.tests.public_models import save_folder
 
-FEW = ("--sft-steps=2", "--rl-steps=1", "--sampling-steps=2", "--dpo-epochs=1", "--problems=4")
+TASK = "Alpaca-Part-Constrained"  # a random model follows some constraints by chance, so there are pairs
+FEW = ("--sft-steps=2", "--rl-steps=1", "--sampling-steps=3", "--dpo-epochs=1", "--problems=4", f"--task={TASK}")
 
 
 def test_practice(tmp_path: Path) -> None:
-    write_hub(tmp_path / "hub")
-    bundles.write_bundle(tmp_path / "hub", bundles.HARD)
+    hub, home = tmp_path / "hub", tmp_path / "home"
+    write_hub(hub)
+    bundles.write_bundle(hub, bundles.HARD)
+    asked = [f"Describe number {number}." for number in range(90)]
+    place = hub / "datasets/tatsu-lab/alpaca/data"
+    place.mkdir(parents=True)
+    rows = {"instruction": asked, "input": [""] * 90, "output": ["It is one."] * 90}
+    pq.write_table(pa.table(rows), place / "train-00000-of-00001.parquet")
     save_folder("qwen3", tmp_path / "qwen3")
 
     def run(module: str, *flags: str) -> Forked:
-        places = {"NANOCHAT_BASE_DIR": str(tmp_path / "home"), "NANOCHAT_HUB": str(tmp_path / "hub")}
+        places = {"NANOCHAT_BASE_DIR": str(home), "NANOCHAT_HUB": str(hub)}
         return Forked(tmp_path / "out", run_module, None, module, *flags, **places)
 
-    asked = (
-        "tracks.bases.practice",
-        "--model-tag=tiny",
-        "--task=GSM8K",
-        "--unlearned=hard_choices",
-        f"--out={tmp_path}/card.md",
-        *FEW,
-    )
-    assert run(*asked).refused().startswith("--model-tag=tiny names no base model: bring one in with ")
+    def practice(*flags: str) -> Forked:
+        own = ("--model-tag=tiny", "--unlearned=hard_choices", f"--out={tmp_path}/card.md")
+        return run("tracks.bases.practice", *own, *FEW, *flags)
+
+    assert practice().refused().startswith("--model-tag=tiny names no base model: bring one in with ")
     run("tracks.bases.bring", f"--from={tmp_path / 'qwen3'}", "--tag=tiny", "--source=base").done()
-    # A random model is never right, so there are no pairs: the series gets as far as DPO.
-    series = run(*asked)
-    assert series.codes(timeout=280) == [2], series.err()
-    assert "no prompt has a better and a worse answer" in series.out()
-    home = tmp_path / "home"
-    assert saved_steps(home / "chat_rl" / "practice-answers") == [2]
-    for stage, source in (("chat_eval_base", "base"), ("base_eval_sft", "sft"), ("chat_eval_rl", "rl")):
+    assert practice("--task=Chess").refused().startswith("Chess is not a task")
+    practice().done(timeout=280)
+    for stage, source in (("chat_eval_base", "base"), ("base_eval_sft", "sft"), ("chat_eval_dpo", "dpo")):
         assert read_json(home / stage / "practice" / "outcome.json")["config"]["source"] == source
-    [answer, *_] = read_jsonl(home / "chat_eval_base" / "practice" / "SpellingBee.jsonl", dict)
+    [answer, *_] = read_jsonl(home / "chat_eval_base" / "practice" / f"{TASK}.jsonl", dict)
     assert answer["completions"]
-    said = run("tracks.bases.gains").done()
-    titles, benchmarks = ("Before and after SFT", "Before and after RL"), ("GSM8K", "SpellingBee", "hard_choices")
-    assert all(name in said for name in (*titles, *benchmarks))
-    run("nanochat.report", "--tag=practice", f"--out={tmp_path}/card.md").done()
+    tables = {table["title"]: table["rows"] for table in read_json(home / "practice/practice/outcome.json")["tables"]}
+    assert list(tables) == [f"Before and after {stage}" for stage in ("SFT", "RL", "DPO")]
+    assert all({row[0] for row in rows} == {"GSM8K", "SpellingBee", TASK, "hard_choices"} for rows in tables.values())
     assert "\n## Practice\n" in (tmp_path / "card.md").read_text()
+    # The same command has nothing left to do; other answers are other pairs, which DPO learns again.
+    trained = (home / "chat_dpo/practice/outcome.json").read_bytes()
+    practice().done(timeout=280)
+    assert (home / "chat_dpo/practice/outcome.json").read_bytes() == trained
+    said = practice("--sampling-steps=4").done(timeout=280)
+    assert "== dpo: repeated, " in said
+    assert saved_steps(home / "chat_rl" / "practice-answers") == [4]

@@ -105,6 +105,14 @@ def test_several_trainings_of_a_base_are_one_base_in_the_tables(base) -> None:
     tables = {table["title"]: table for table in read_json(base / "lab/lab/outcome.json")["tables"]}
     assert [row[:2] for row in tables["Scores, one"]["rows"]] == [[mix, "6 of 6"] for mix in spec.mixes]
     assert not any("one training" in row[3] for row in tables["Recommendation"]["rows"])
+    curves = {curve["title"]: curve["series"] for curve in read_json(base / "lab/lab/outcome.json")["curves"]}
+    assert len(curves["one, good: loss"]) == 6
+    # The runs of two of them are lost: what one training shows is not a difference.
+    for run in spec.runs:
+        if run.base != "one":
+            shutil.rmtree(base / "chat_eval_sft" / spec.tag_of(run)) if run.mix == "good" else None
+    gain = findings.gains_of(spec, results_of(spec))["one", "good", "World-Facts"]
+    assert (gain.shown, gain.p, gain.freedom) == ("not distinguishable", 1.0, 0)
 
 
 @pytest.mark.parametrize("again", ["good", "plain"])
