@@ -137,8 +137,9 @@ def test_a_keep_is_confirmed_on_seeds_of_its_own(again: str, base) -> None:
 
 
 def test_scores_are_those_of_the_files(base, spec) -> None:
-    found = findings.cells(results_of(spec), [*spec.dev, *spec.stable, "not asked yet"])
-    scores = found["two", "World-Facts"]["good"]
+    found = findings.trainings(results_of(spec), [*spec.dev, *spec.stable, "not asked yet"])
+    [group] = found["two", "World-Facts"]
+    scores = group["good"]
     assert (len(found), scores.shape) == (2 * 2, (2, QUESTIONS))
     runs = [run for run in spec.runs if (run.base, run.mix) == ("two", "good")]
     for run, row in zip(runs, scores, strict=True):
@@ -160,9 +161,10 @@ def test_failed_and_broken_runs_are_left_out(base, spec) -> None:
     results = results_of(spec)
     assert [result.broken for result in results[2:10:2]] == ["error: the loss is nan", "", "not run", ""]
     assert [alarm.kind for alarm in results[0].alarms] == ["loss", "loss"]
-    found = findings.cells(results, spec.dev)
-    assert [len(found["one", "World-Facts"][mix]) for mix in spec.mixes] == [1, 1, 1, 1]
-    assert [len(found["two", "World-Facts"][mix]) for mix in spec.mixes] == [2, 2, 2, 2]
+    found = findings.trainings(results, spec.dev)
+    for name, count in (("one", 1), ("two", 2)):
+        [group] = found[name, "World-Facts"]
+        assert [len(group[mix]) for mix in spec.mixes] == 4 * [count]
 
 
 def test_a_stable_benchmark_that_falls_is_an_alarm(base, spec) -> None:

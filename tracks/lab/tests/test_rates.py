@@ -47,7 +47,7 @@ def test_it_ends_near_the_optimum(name, decades) -> None:
         runs += sum(map(len, points.values()))
         # Outside of the first range, nothing is fitted before the range is moved.
         if abs(math.log10(optimum)) > 1:
-            assert "moved to where the losses fall" in found[1].sentence
+            assert "moved to where the runs get better" in found[1].sentence
     print(f"{name}, optimum in {decades}: {near} of 200 within a factor 1.5, {runs / 200:.1f} runs, seed {seed}")
     assert near >= 190
 
