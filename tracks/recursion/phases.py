@@ -27,7 +27,6 @@ from nanochat.jobs.series import (
 )
 from nanochat.log import print0, read_metrics, table_of, terminal_table
 from nanochat.paths import stage_dir
-from tracks.recursion.criteria import criteria
 
 # Phase → flags. Nothing here was measured on a GPU yet.
 PhaseName = Literal["fast", "extreme"]  # the keys
@@ -50,6 +49,8 @@ class Config(SeriesSettings):
 
 def check_first_phase(config: Config) -> None:
     """Print what the first phase has shown beside the criteria; a UserError if one is not met, without --anyway."""
+    from tracks.recursion.criteria import criteria  # torch, by way of the alarms
+
     run = stage_dir("base_train", f"{config.tag}-fast")
     if not (run / "outcome.json").exists():
         sentence = f"{run.name} has not finished: run --phase=fast first"
