@@ -7,7 +7,6 @@
 
 import importlib
 import shlex
-import shutil
 import sys
 from collections.abc import Sequence
 from itertools import chain, product
@@ -37,6 +36,7 @@ from tracks.lab.findings import (
     write_recommendation,
     write_report,
 )
+from tracks.lab.prune import prune
 from tracks.lab.rates import rounds
 
 if TYPE_CHECKING:
@@ -168,21 +168,25 @@ def start(spec: sweep.Spec, chains: Chains, config: "Config") -> None:
 def compare_mixes(spec: sweep.Spec, outcome: Outcome, config: "Config") -> None:
     """Train and evaluate all runs, and report what the mixes change."""
     look = len(sweep.looks(spec))  # an edited ledger is found before anything runs
-    check_disk(spec, [*spec.runs, *spec.more_runs, *spec.confirming_runs, *spec.merged_runs])
-    start(spec, sweep.chains_of(spec), config)
+    runs = [*spec.runs, *spec.more_runs, *spec.confirming_runs, *spec.merged_runs]
+    # Checkpoints that nothing will be read from again go as soon as they are evaluated, and need no room together.
+    prunes = config.keep == "none" and not spec.merges and not config.final
+    check_disk(spec, runs[: config.jobs] if prunes else runs)
+
+    start(spec, [*sweep.base_chains(spec), *sweep.chains_of(spec, spec.runs, prunes)], config)
     if spec.merges:
         start(spec, sweep.merge_chains(spec), config)
     results = read_results(spec, spec.runs)
     if more := undecided_runs(spec, results):
         print0(f"lab: {len(more)} runs with more seeds, for mixes that are not distinguishable from the reference")
-        start(spec, [sweep.run_steps(spec, run) for run in more], config)
+        start(spec, sweep.chains_of(spec, more, prunes), config)
         # The runs of an arm follow each other.
         arms = [(run.base, run.mix, run.rate) for run in spec.runs]
         runs = sorted([*spec.runs, *more], key=lambda run: arms.index((run.base, run.mix, run.rate)))
         results = read_results(spec, runs)
     if again := runs_to_confirm(spec, results):
         print0(f"lab: {len(again)} runs with seeds of their own, to confirm the mixes that are to be kept")
-        start(spec, [sweep.run_steps(spec, run) for run in again], config)
+        start(spec, sweep.chains_of(spec, again, prunes), config)
         results += read_results(spec, again)
     merged = read_results(spec, spec.merged_runs)
     if config.final:
@@ -192,10 +196,7 @@ def compare_mixes(spec: sweep.Spec, outcome: Outcome, config: "Config") -> None:
     kept = {"all": everything, "best": recommended(spec, results), "none": []}[config.keep]
     for result in everything:
         if result not in kept and result.answers:
-            folder = spec.outcome_of(result.run).parent
-            for checkpoint in folder.glob("step_*"):
-                shutil.rmtree(checkpoint)
-            print0(f"lab: the checkpoints in {folder} are deleted")
+            prune(f"{spec.stage}/{spec.tag_of(result.run)}")
     if not any(result.answers for result in results):
         raise ChildProcessError("all runs have failed: the table of alarms has the reasons")
 

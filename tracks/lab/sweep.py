@@ -2,7 +2,7 @@
 
 - read_spec(path, tag) -> Spec: from a TOML file; mistakes(spec): all that is wrong with it, apart from names of tasks.
 - A *run* is a base, a mix, a rate and a seed; an *arm* is all runs that differ in the seed alone.
-- chains_of(spec): the steps of a lab, those of a run one after the other. run_steps, base_step: those of one.
+- base_chains(spec), chains_of(spec, runs): the steps of a lab. run_steps, base_step, prune_step: those of one run.
 - spec.merged_runs: runs that are merges of others, with the name of the merge and the method (both:ties) as their mix.
 - expectations(spec, questions, ahead): runs, time, disk, and the smallest difference that each benchmark can show.
 - looks(spec): those in the ledger; add_look(spec, recommendation, runs) adds one.
@@ -273,10 +273,20 @@ def mistakes(spec: Spec) -> list[str]:
 # ---- the job ----
 
 
-def chains_of(spec: Spec) -> list[Chain]:
-    """Return the steps of a lab."""
-    # Alarms compare a run with its base.
-    return [[base_step(spec, base)] for base in spec.trainings] + [run_steps(spec, run) for run in spec.runs]
+def base_chains(spec: Spec) -> list[Chain]:
+    """Return the evaluations of the models that runs begin with: alarms compare a run with its base."""
+    return [[base_step(spec, base)] for base in spec.trainings]
+
+
+def chains_of(spec: Spec, runs: Sequence[Run], prunes: bool = False) -> list[Chain]:
+    """Return the steps of some runs. prunes: the last one deletes the checkpoints of a run."""
+    last = [[prune_step(spec, run)] if prunes else [] for run in runs]
+    return [[*run_steps(spec, run), *end] for run, end in zip(runs, last, strict=True)]
+
+
+def prune_step(spec: Spec, run: Run) -> Step:
+    """Return the step that deletes the checkpoints of a run."""
+    return Step(f"{spec.tag_of(run)}-prune", ["tracks.lab.prune", f"--run={spec.stage}/{spec.tag_of(run)}"], quiet=True)
 
 
 def merge_chains(spec: Spec) -> list[Chain]:

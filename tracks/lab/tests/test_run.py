@@ -199,10 +199,12 @@ def test_preferences_are_a_stage(lab) -> None:
     spec.write_text(
         text.replace("[merges]\nboth = { plain = 1, letters = 1 }\n", "").replace("seeds = [1, 2]", "seeds = [1]")
     )
-    code, text = lab.run(f"--spec={spec}")
+    code, text = lab.run(f"--spec={spec}", "--keep=none")
     assert code == 0, text
     outcome = read_json(lab.folder / "chat_dpo/dpo-parent-letters-1-1/outcome.json")
     assert outcome["config"]["pairs"] == f"{lab.folder}/more.jsonl"
+    assert list(lab.folder.glob("chat_dpo/dpo-*/step_*")) == []  # each went when it was evaluated
+    assert text.index("letters-1-1-prune: done in") > text.index("letters-1-1-eval: done in")
     assert (lab.folder / "chat_eval_dpo/dpo-parent-letters-1-1/outcome.json").exists()
     (lab.folder / "more.jsonl").unlink()
     code, text = lab.run(f"--spec={spec}", "--plan")

@@ -10,7 +10,17 @@ from nanochat.paths import write_text
 from scripts import chat_eval, chat_sft
 from tracks.lab import merge
 from tracks.lab.kinds import check_disk, flag_mistakes
-from tracks.lab.sweep import add_look, chains_of, disk_needed, expectations, looks, mistakes, read_spec, run_steps
+from tracks.lab.sweep import (
+    add_look,
+    base_chains,
+    chains_of,
+    disk_needed,
+    expectations,
+    looks,
+    mistakes,
+    read_spec,
+    run_steps,
+)
 from tracks.lab.tests.made_labs import make_lab, read_lab
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "specs/remix.toml"
@@ -132,8 +142,9 @@ def test_steps_are_commands_of_the_scripts(base) -> None:
         "repeats = 2": 'flags = "--total-batch-size=2048 --init_lr_frac=0.5 --no-compile"\nrates = [0.5]\nrepeats = 2',
     }
     spec = read_lab(base, changes)
-    *parents, (training, evaluation) = chains_of(spec.model_copy(update={"files": {"plain": ["/chats.jsonl"]}}))[:3]
-    assert [step.output for [step] in parents] == ["chat_eval_mid/lab-one", "chat_eval_mid/lab-two"]
+    spec = spec.model_copy(update={"files": {"plain": ["/chats.jsonl"]}})
+    training, evaluation = chains_of(spec, spec.runs)[0]
+    assert [step.output for [step] in base_chains(spec)] == ["chat_eval_mid/lab-one", "chat_eval_mid/lab-two"]
     assert training.local == ["/chats.jsonl"]  # it is hashed
     tuned = parse(chat_sft.Config, training.command[1:])
     assert (tuned.model_tag, tuned.source, tuned.seed, tuned.mixture) == ("one", "mid", 1, "Chats")
