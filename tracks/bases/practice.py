@@ -1,7 +1,7 @@
 """Post-training on a public model, with its scores before and after: SFT, RL, and DPO on its own answers.
 
 python -m tracks.bases.bring --from=hub:HuggingFaceTB/SmolLM2-135M-Instruct --tag=smol --source=base
-python -m tracks.bases.practice --model-tag=smol                    an hour and a half on two cores
+python -m tracks.bases.practice --model-tag=smol                    two hours on two cores
 
 Each begins with the same model. SFT learns grade-school mathematics and the counting of letters. RL learns to follow
 constraints that a program checks. DPO learns the same from pairs of answers that the model itself has given. Each time
@@ -34,7 +34,7 @@ class Config(TagSettings):
     task: str = option("Alpaca-Constrained", "task of RL and DPO, with a train and a test split")
     sft_steps: Count = option(44, "steps of SFT, of 8,192 tokens", least=1)
     rl_steps: Count = option(20, "steps of RL, of 16 questions with 8 answers each", least=1)
-    sampling_steps: Count = option(12, "steps that answer 16 questions four times, for the pairs of DPO", least=1)
+    sampling_steps: Count = option(40, "steps that answer 16 questions four times, for the pairs of DPO", least=1)
     dpo_epochs: Count = option(2, "passes of DPO over its pairs", least=1)
     problems: Count = option(400, "questions of each task (0: all)")
     unlearned: str = option(
