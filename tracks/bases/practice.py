@@ -15,13 +15,14 @@ from nanochat.config import Count, option, options, run_script
 from nanochat.errors import UserError
 from nanochat.jobs.runner import Step
 from nanochat.jobs.series import report_step, run_series, training_step
-from nanochat.paths import base_dir, saved_steps, stage_dir
+from nanochat.paths import base_dir, read_jsonl, saved_steps, stage_dir
 from nanochat.settings import TagSettings
 from nanochat.stages import MODELS
 from tasks import JUDGED, find_task
 
 MIXTURE = "GSM8K%70,SpellingBee%30"  # shares of the tokens that the assistant writes
 BATCH = "--total-batch-size=8192 --device-batch-size=4 --max-seq-len=512"
+HELD_OUT = 0.2  # of the pairs
 ANSWERS = "--temperature=1 --max-new-tokens=96 --max-seq-len=512 --device-batch-size=16 --examples-per-step=16"
 
 
@@ -81,8 +82,16 @@ def steps(config: Config) -> Iterator[Step]:
     pairs = base_dir() / "practice" / tag / "pairs.jsonl"
     choose = ["scripts.rollouts", f"--tag={tag}-answers", f"--pairs={pairs}", "--pairs-per-prompt=2"]
     yield Step("pairs", choose, parent=f"chat_rl/{tag}-answers")
-    flags = [*parent, f"--pairs={pairs}", "--held-out=0.2", f"--num-epochs={config.dpo_epochs}", "--init-lr-frac=0.1"]
-    flags += ["--examples-per-step=16", "--device-batch-size=8", "--max-seq-len=512", "--eval-metrics-every=-1"]
+    flags = [
+        *parent,
+        f"--pairs={pairs}",
+        f"--held-out={HELD_OUT}",
+        f"--num-epochs={config.dpo_epochs}",
+        "--init-lr-frac=0.1",
+    ]
+    learned = int((1 - HELD_OUT) * sum(1 for _ in read_jsonl(pairs, dict)))
+    flags += [f"--examples-per-step={min(16, max(learned // 2, 1))}"]  # two steps in a pass, if there are few pairs
+    flags += ["--max-seq-len=512", "--eval-metrics-every=-1"]
     dpo = training_step("dpo", "tracks.preferences.train", flags, tag, stage="chat_dpo", parent=base)
     yield replace(dpo, local=[str(pairs)])  # other pairs repeat it
     yield from scores(config, "dpo", tag, f"chat_dpo/{tag}")

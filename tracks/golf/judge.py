@@ -209,16 +209,20 @@ def ask_again(
                 cut = part.first + one
                 [alone[one]] = check_normalised(twin.log_probs(part.ids[:cut], cut, vocab_size), Judgement())
             if places:
-                again = check_normalised(twin.log_probs(part.ids, part.first, vocab_size), Judgement())
+                once, again = (
+                    check_normalised(twin.log_probs(part.ids, part.first, vocab_size), Judgement()) for _ in range(2)
+                )
                 for one in places:
-                    compare(kept[number, one], alone[one], again[one], found)
+                    compare(kept[number, one], alone[one], once[one], again[one], found)
             twin.learn([*part.ids[: part.first], *part.true], part.first)
 
 
-def compare(first: np.ndarray, alone: np.ndarray, again: np.ndarray, found: Judgement) -> None:
-    """Raise Refused if the row of a place differs without what follows, or once the entry has been asked about it."""
-    # An entry that looks ahead gives the same scores again, one that keeps what it was asked does not.
-    apart = difference(again, first)
+def compare(first: np.ndarray, alone: np.ndarray, once: np.ndarray, again: np.ndarray, found: Judgement) -> None:
+    """Raise Refused if the row of a place differs once the entry was asked about it, or without what follows.
+
+    first: of the process that has scored it. The others are of another one: without what follows, then twice with it.
+    """
+    apart = max(difference(once, again), difference(once, first))
     if not apart <= SAME:
         reason = "the scores of a text change once it was only asked about"
         raise Refused("score first", f"{reason}: the entry learns before it has scored, or leaves it to chance")

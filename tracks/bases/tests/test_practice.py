@@ -12,7 +12,7 @@ from nanochat.paths import read_json, read_jsonl, saved_steps
 from tracks.bases.tests.public_models import save_folder
 
 TASK = "Alpaca-Part-Constrained"  # a random model follows some constraints by chance, so there are pairs
-FEW = ("--sft-steps=2", "--rl-steps=1", "--sampling-steps=3", "--dpo-epochs=1", "--problems=4", f"--task={TASK}")
+FEW = ("--sft-steps=2", "--rl-steps=1", "--sampling-steps=12", "--dpo-epochs=1", "--problems=4", f"--task={TASK}")
 
 
 def test_practice(tmp_path: Path) -> None:
@@ -50,6 +50,6 @@ def test_practice(tmp_path: Path) -> None:
     trained = (home / "chat_dpo/practice/outcome.json").read_bytes()
     practice().done(timeout=280)
     assert (home / "chat_dpo/practice/outcome.json").read_bytes() == trained
-    said = practice("--sampling-steps=4").done(timeout=280)
+    said = practice("--sampling-steps=6").done(timeout=280)
     assert "== dpo: repeated, " in said
-    assert saved_steps(home / "chat_rl" / "practice-answers") == [4]
+    assert saved_steps(home / "chat_rl" / "practice-answers") == [6]
