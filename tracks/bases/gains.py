@@ -3,8 +3,6 @@
 python -m tracks.bases.gains --tag=practice
 """
 
-import numpy as np
-
 from nanochat.config import option, options, run_script
 from nanochat.errors import UserError
 from nanochat.log import Record, table_of
@@ -35,6 +33,8 @@ def source_of(stage: str) -> str:
 
 def gain_rows(found: list[Record], before: str, after: str) -> list[list]:
     """Return a row for each benchmark whose same questions both stages have answered."""
+    import numpy as np  # slow
+
     answers = {(source_of(one["stage"]), one["task"], one["questions"]): one for one in found}
     rows = []
     for (source, task, questions), one in answers.items():

@@ -8,12 +8,12 @@ differ by more than chance: the others do not tell these models apart, however t
 those of questions: whether another training of the same model would score alike, a leaderboard cannot say.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from nanochat.config import option, options, run_script
 from nanochat.errors import UserError
@@ -24,9 +24,11 @@ from nanochat.report.compare import decisions
 from nanochat.settings import TagSettings
 from nanochat.statistics import Estimate, Metrics, average, mean_estimate, measured
 
+if TYPE_CHECKING:
+    import numpy as np
+
 LEVEL = 0.05  # of an error of the first kind, over all benchmarks of the suite
 ROUNDING = 1e-9  # squares that are nothing but rounding
-Answers = np.ndarray  # for each question the share of right samples
 
 
 @options("leaderboard")
@@ -43,7 +45,7 @@ class Row:
     """A model's answers to the suite."""
 
     model: str
-    answers: Mapping[str, Answers]  # benchmark -> answers
+    answers: Mapping[str, "np.ndarray"]  # benchmark -> for each question the share of right samples
 
     def scores(self) -> dict[str, Estimate]:
         return {name: mean_estimate(found.tolist()) for name, found in self.answers.items()}
@@ -67,6 +69,8 @@ def rows_of(
 
     models: name of the model that a stage and tag have evaluated. Of several evaluations the last in `found` counts.
     """
+    import numpy as np  # slow
+
     by_model: dict[str, dict[str, Record]] = {}
     for one in found:
         by_model.setdefault(models[one["stage"], one["tag"]], {})[one["task"]] = one
@@ -107,15 +111,16 @@ def behind(best: Row, row: Row, count: int) -> tuple[Estimate, float]:
     found = average([mean_estimate((best.answers[name] - row.answers[name]).tolist()) for name in best.answers])
     if not found.stderr:
         return found, float(found.value == 0)
-    return found, float(stats.studentized_range.sf(abs(found.value) / found.stderr * 2**0.5, count, np.inf))
+    return found, float(stats.studentized_range.sf(abs(found.value) / found.stderr * 2**0.5, count, math.inf))
 
 
-def equality(answers: Sequence[Answers]) -> float:
+def equality(answers: Sequence["np.ndarray"]) -> float:
     """Return the p value of several models' equal scores on the same questions (analysis of variance by question).
 
     Models that resemble each other more than the others do make it too sure, so the degrees of freedom are those of
     Greenhouse and Geisser.
     """
+    import numpy as np
     from scipy import stats
 
     table = np.stack(answers, axis=1)  # (questions, models)

@@ -131,8 +131,8 @@ CASES: dict[str, list[tuple[dict, list[str], list[str]]]] = {
             [
                 "Section 1\na\nSection 2\nb",
                 "# Section 1\n# Section 2",
-                "SECTION 1: a\nSection 2: b",
-                "**Section 1**\n\n**Section 2**",
+                "Section1: a\nSection 2: b",
+                "in Section 1 and Section 2",
             ],
             ["Section 1\na", "Part 1\nPart 2", "Sections", "SECTION 1\nsection 2"],
         )

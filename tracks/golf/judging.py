@@ -1,0 +1,249 @@
+"""What tracks.golf.judge does: asks an entry's processes for probabilities, adds them up, and looks for broken rules.
+
+- judge(place, documents, limits) -> Judgement: of the files in a folder; Refused for an entry that breaks a rule.
+- check_rows(judgement): the rules, and what was looked at for each, for the card.
+"""
+
+import math
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import numpy as np
+
+from nanochat.errors import UserError
+from tracks.golf.foreign import MOST_CELLS, About, Refused, scorer
+
+SUM_ERROR = 1e-3  # of probabilities over the vocabulary: rows are fp32
+SAME = 1e-3  # nats: two processes may round in other ways
+PROBES = 2000  # places that are asked for again; fewer, if that takes as many tokens as
+MOST_AGAIN = 10  # times the text
+FEWEST = 200  # in any case
+CONFIDENT = 3.0  # -ln 5 %: with this over the probes, a larger share of places would have been found with 95 %
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of the entry's processes."""
+
+    seconds: float
+    unsafe: bool = False  # they may run without the sandbox, where it does not work
+
+
+@dataclass(frozen=True)
+class Part:
+    """A question: tokens, of which those before `first` are context, and the places from `first` on are asked for."""
+
+    ids: Sequence[int]  # the last place's own token is not among them: no row needs it
+    first: int
+    true: Sequence[int]  # the tokens at the places that are scored; a question may ask for more places
+
+    @property
+    def places(self) -> int:
+        return len(self.ids) + 1 - self.first
+
+
+@dataclass
+class Judgement:
+    """The score of an entry, and what was checked."""
+
+    nats: float = 0.0
+    bytes: int = 0
+    tokens: int = 0
+    seconds: float = 0.0  # that its process took, once loaded
+    parts: int = 0
+    places: int = 0  # whose probabilities were added up
+    sum_error: float = 0.0  # the largest
+    open_places: int = 0  # whose own token is in their question: the others cannot look at it
+    probes: int = 0  # such places that were asked for without what follows
+    difference: float = 0.0  # the largest of a score, in nats, that should not differ
+
+    @property
+    def bpb(self) -> float:
+        return self.nats / math.log(2) / self.bytes
+
+
+def encode(place: Path, documents: Sequence[str], seconds: float, unsafe: bool) -> tuple[About, list[list[int]]]:
+    """Return each document's tokens, by a process that scores nothing: what it learns from the text is lost."""
+    found = []
+    with scorer(place, seconds, unsafe) as encoder:
+        about = encoder.about()
+        for text in documents:
+            data = text.encode()
+            ids = encoder.encode(data)
+            if not all(0 <= token < len(about.vocabulary) for token in ids):
+                raise Refused("bytes", "encode gives tokens that the vocabulary does not have")
+            if b"".join(about.vocabulary[token] for token in ids) != data:
+                raise Refused("bytes", "the tokens of a document do not have its bytes")
+            found.append(ids)
+    return about, found
+
+
+def parts_of(texts: Sequence[Sequence[int]], about: About, dice: Random) -> Iterator[Part]:
+    """Yield the questions, in the order of the text.
+
+    Each asks for as many places as the others, so that none tells where a document ends: the last one of a document
+    goes on with tokens of documents before, which have their scores.
+    """
+    for number, ids in enumerate(texts):
+        for begin in range(0, len(ids), about.stride):
+            true = ids[begin : begin + about.stride]
+            start = max(0, begin + about.stride - about.context)
+            filler = filling(texts[:number], about, about.stride - len(true), dice)
+            whole = [*ids[start : begin + len(true)], *filler]
+            yield Part(whole[:-1], begin - start, true)
+
+
+def filling(before: Sequence[Sequence[int]], about: About, count: int, dice: Random) -> list[int]:
+    """Return so many tokens, as they follow each other in one of the documents before, if there are any."""
+    found: list[int] = []
+    while len(found) < count:
+        if before:
+            ids = dice.choice(before)
+            begin = dice.randrange(len(ids))
+            found += ids[begin : begin + count - len(found)]
+        else:
+            found.append(dice.randrange(len(about.vocabulary)))
+    return found
+
+
+def check_normalised(rows: np.ndarray, found: Judgement) -> np.ndarray:
+    """Return rows whose probabilities sum to 1 exactly; raise Refused unless they nearly did."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = np.exp(rows.astype(np.float64)).sum(axis=1)
+    wrong = ~(np.abs(sums - 1) <= SUM_ERROR)  # also for NaN
+    if wrong.any():
+        place = int(wrong.argmax())
+        raise Refused("normalised", f"the probabilities of a place sum to {sums[place]:.4g} over the vocabulary, not 1")
+    found.places += len(rows)
+    found.sum_error = max(found.sum_error, float(np.abs(sums - 1).max()))
+    return rows - np.log(sums)[:, None]
+
+
+def difference(one: np.ndarray, other: np.ndarray) -> float:
+    """Return the largest difference of two rows of log-probabilities; inf where one of them is no number."""
+    with np.errstate(invalid="ignore"):
+        apart = np.where(one == other, 0.0, np.abs(one - other))  # impossible tokens are equal
+    return float(np.where(np.isnan(apart), np.inf, apart).max(initial=0.0))
+
+
+def score_all(
+    place: Path,
+    parts: Sequence[Part],
+    about: About,
+    places: Mapping[int, Sequence[int]],
+    found: Judgement,
+    limits: Limits,
+) -> dict[tuple[int, int], np.ndarray]:
+    """Score all parts in one process of the entry; returns the rows of some places, by part and place.
+
+    places: part -> its places whose rows are returned.
+    """
+    vocab_size = len(about.vocabulary)
+    kept = {}
+    with scorer(place, limits.seconds, limits.unsafe) as own:
+        if own.about() != about:
+            raise Refused("score first", "two of its processes say different things about themselves")
+        for number, part in enumerate(parts):
+            rows = check_normalised(own.log_probs(part.ids, part.first, vocab_size), found)
+            count = len(part.true)
+            found.nats -= float(rows[np.arange(count), part.true].sum())
+            found.tokens += count
+            kept |= {(number, one): rows[one].astype(np.float32) for one in places.get(number, ())}
+            own.learn([*part.ids[: part.first], *part.true], part.first)
+        found.seconds = own.seconds
+    return kept
+
+
+def ask_again(
+    place: Path,
+    parts: Sequence[Part],
+    about: About,
+    kept: Mapping[tuple[int, int], np.ndarray],
+    found: Judgement,
+    limits: Limits,
+) -> None:
+    """Ask another process for some places, first without what follows; raise Refused where a score differs.
+
+    kept: rows of these places, as the first process gave them. It has given all rows before, so this one may know what
+    it is asked for: without the tokens that follow, it cannot give what they have changed.
+    """
+    vocab_size = len(about.vocabulary)
+    by_part: dict[int, list[int]] = {}
+    for number, one in kept:
+        by_part.setdefault(number, []).append(one)
+    with scorer(place, (2 + MOST_AGAIN) * limits.seconds + FEWEST, limits.unsafe) as twin:
+        for number, part in enumerate(parts):
+            places = by_part.get(number, [])
+            alone = {}
+            for one in places:
+                cut = part.first + one
+                [alone[one]] = check_normalised(twin.log_probs(part.ids[:cut], cut, vocab_size), Judgement())
+            if places:
+                once, again = (
+                    check_normalised(twin.log_probs(part.ids, part.first, vocab_size), Judgement()) for _ in range(2)
+                )
+                for one in places:
+                    compare(kept[number, one], alone[one], once[one], again[one], found)
+            twin.learn([*part.ids[: part.first], *part.true], part.first)
+
+
+def compare(first: np.ndarray, alone: np.ndarray, once: np.ndarray, again: np.ndarray, found: Judgement) -> None:
+    """Raise Refused if the row of a place differs once the entry was asked about it, or without what follows.
+
+    first: of the process that has scored it. The others are of another one: without what follows, then twice with it.
+    """
+    apart = max(difference(once, again), difference(once, first))
+    if not apart <= SAME:
+        reason = "the scores of a text change once it was only asked about"
+        raise Refused("score first", f"{reason}: the entry learns before it has scored, or leaves it to chance")
+    ahead = difference(alone, first)
+    if not ahead <= SAME:
+        raise Refused("causal", "the score of a token changes with tokens that follow it, or with itself")
+    found.probes += 1
+    found.difference = max(found.difference, apart, ahead)
+
+
+def judge(place: Path, documents: Sequence[str], limits: Limits) -> Judgement:
+    """Return the judgement of the files in a folder; Refused for an entry that breaks a rule."""
+    documents = list(filter(None, documents))
+    found = Judgement(bytes=sum(len(text.encode()) for text in documents))
+    if not found.bytes:
+        raise UserError("there is no text to score")
+    about, texts = encode(place, documents, limits.seconds, limits.unsafe)
+    dice = Random(secrets.randbits(64))  # nobody knows what will be asked
+    parts = list(parts_of(texts, about, dice))
+    found.parts = len(parts)
+    # Places whose own token is in the question; of the last one of each part it is not.
+    open_places = [
+        (number, one) for number, part in enumerate(parts) for one in range(min(len(part.true), part.places - 1))
+    ]
+    found.open_places = len(open_places)
+    affordable = MOST_AGAIN * sum(map(len, texts)) // about.context
+    most = min(PROBES, max(FEWEST, affordable), MOST_CELLS // len(about.vocabulary))  # their rows are kept
+    probed = dice.sample(open_places, min(most, len(open_places)))
+    by_part: dict[int, list[int]] = {}
+    for number, one in probed:
+        by_part.setdefault(number, []).append(one)
+    kept = score_all(place, parts, about, by_part, found, limits)
+    ask_again(place, parts, about, kept, found, limits)
+    return found
+
+
+def check_rows(found: Judgement) -> list[list[str]]:
+    """Return the rules, and what was looked at for each."""
+    causal = "no place's own token is in its question"
+    if found.open_places:
+        most = 0.0 if found.probes == found.open_places else CONFIDENT / found.probes
+        causal = (
+            f"{found.probes:,} of {found.open_places:,} places without what follows, largest difference"
+            f" {found.difference:.1e} nats; with 95 % no more than {most:.2%} of the places look ahead"
+        )
+    return [
+        ["normalised", f"{found.places:,} places, the largest error of a sum is {found.sum_error:.1e}"],
+        ["causal", causal],
+        ["score first", f"{found.parts:,} parts of the text, each given once; those of the same places again"],
+        ["bytes", "copied, and counted there; the tokens have the bytes of the text"],
+    ]
