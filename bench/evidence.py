@@ -68,7 +68,7 @@ CARDS = [
             f"{PYTHON} -m tracks.bases.bring --from=hub:HuggingFaceTB/SmolLM2-135M-Instruct --tag=smol --source=base",
             f"{PYTHON} -m tracks.bases.practice --model-tag=smol",
         ],
-        1.5,
+        2.0,
         "bases",
     ),
 ]
