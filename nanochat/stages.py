@@ -84,3 +84,13 @@ STAGES = [
 TITLES = {stage.name: stage.section for stage in STAGES} | registry.SECTIONS | {"scaling": "Scaling"}
 MODELS = {stage.source: stage.parent for stage in STAGES if stage.source and stage.parent}  # --source → stage
 Source = Literal["base", "mid", "sft", "dpo", "rl"]  # type of such a flag: the keys
+
+
+def core_stage(source: Source) -> str:
+    """Return the stage of scripts.base_eval for the model of --source."""
+    return "base_eval" if source == "base" else f"base_eval_{source}"
+
+
+def source_of(evaluation: str) -> str:
+    """Return the stage whose model an evaluation has scored, as --source names it."""
+    return evaluation.rpartition("_eval_")[2] if "_eval_" in evaluation else "base"

@@ -9,7 +9,7 @@ from nanochat.config import Count, option, options, run_script
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
 from nanochat.settings import DeviceSettings, LogSettings, ModelChoice
-from nanochat.stages import MODELS
+from nanochat.stages import MODELS, core_stage
 from nanochat.statistics import average
 
 
@@ -29,7 +29,7 @@ def main(config: Config) -> None:
     from nanochat.models import load_chosen
     from nanochat.runtime import setup
 
-    stage = "base_eval" if config.source == "base" else f"base_eval_{config.source}"
+    stage = core_stage(config.source)
     tag = config.evaluation_tag(config.out_tag)
     outcome = Outcome.begin(stage, tag, config)
     with setup(config.device_type, config.dtype) as runtime:

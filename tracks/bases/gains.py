@@ -10,6 +10,7 @@ from nanochat.outcome import Outcome, read_outcomes
 from nanochat.paths import base_dir
 from nanochat.report.compare import decisions
 from nanochat.settings import TagSettings
+from nanochat.stages import source_of
 from nanochat.statistics import mean_estimate, sign_test
 
 AFTER = ("sft", "rl", "dpo")  # stages that begin with the base model
@@ -24,11 +25,6 @@ class Config(TagSettings):
     """Compare the scores of each stage of a series with those of its base model."""
 
     tag = option("practice", "name of the series")
-
-
-def source_of(stage: str) -> str:
-    """Return the stage whose model an evaluation has scored, as --source names it."""
-    return stage.rpartition("_eval_")[2] if "_eval_" in stage else "base"
 
 
 def gain_rows(found: list[Record], before: str, after: str) -> list[list]:

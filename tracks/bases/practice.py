@@ -17,7 +17,7 @@ from nanochat.jobs.runner import Step
 from nanochat.jobs.series import report_step, run_series, training_step
 from nanochat.paths import base_dir, read_jsonl, saved_steps, stage_dir
 from nanochat.settings import TagSettings
-from nanochat.stages import MODELS
+from nanochat.stages import MODELS, Source, core_stage
 from tasks import JUDGED, find_task
 
 MIXTURE = "GSM8K%70,SpellingBee%30"  # shares of the tokens that the assistant writes
@@ -45,7 +45,7 @@ class Config(TagSettings):
     out: str = option("", "file for the report card (default: TAG.md in the current folder)", in_card=False)
 
 
-def scores(config: Config, source: str, tag: str, parent: str) -> Iterator[Step]:
+def scores(config: Config, source: Source, tag: str, parent: str) -> Iterator[Step]:
     """Yield the evaluations of the model of a stage."""
     chat = ["scripts.chat_eval", f"--source={source}", f"--tag={tag}", f"--out-tag={config.tag}"]
     tasks = ",".join(dict.fromkeys(["GSM8K", "SpellingBee", config.task]))
@@ -55,8 +55,7 @@ def scores(config: Config, source: str, tag: str, parent: str) -> Iterator[Step]
         return
     core = ["scripts.base_eval", f"--source={source}", f"--tag={tag}", f"--out-tag={config.tag}"]
     core += [f"--tasks={config.unlearned}", f"--max-per-task={config.problems or -1}"]
-    stage = "base_eval" if source == "base" else f"base_eval_{source}"
-    yield Step(f"{source}-core", core, output=f"{stage}/{config.tag}", parent=parent)
+    yield Step(f"{source}-core", core, output=f"{core_stage(source)}/{config.tag}", parent=parent)
 
 
 def steps(config: Config) -> Iterator[Step]:

@@ -60,10 +60,10 @@ import sys
 sys.dont_write_bytecode = True
 sys.path[:0] = {paths}
 
-def serve():
+def serve() -> None:
     reads, writes = open(READS, "rb"), open(WRITES, "wb")
 
-    def answer(status, data):
+    def answer(status: int, data: bytes) -> None:
         writes.write(struct.pack("{answer}", status, len(data)))
         writes.write(data)
         writes.flush()

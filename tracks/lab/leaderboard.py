@@ -22,6 +22,7 @@ from nanochat.outcome import Outcome, read_outcomes
 from nanochat.paths import base_dir
 from nanochat.report.compare import decisions
 from nanochat.settings import TagSettings
+from nanochat.stages import source_of
 from nanochat.statistics import Estimate, Metrics, average, mean_estimate, measured
 
 if TYPE_CHECKING:
@@ -58,8 +59,10 @@ class Row:
 def model_of(evaluation: Outcome) -> str:
     """Return the name of the model that an evaluation has scored: its stage and tag, and how it was rounded."""
     config = evaluation.config
-    source = evaluation.stage.rpartition("_eval_")[2] if "_eval_" in evaluation.stage else "base"
-    return f"{source}:{config.get('tag', evaluation.tag)}" + (f" {quant}" if (quant := config.get("quant")) else "")
+    rounded = f" {config['quant']}" if config.get("quant") else ""
+    return f"{source_of(evaluation.stage)}:{config.get('tag', evaluation.tag)}{rounded}"
+        f" {quant}" if (quant := config.get("quant")) else ""
+    )
 
 
 def rows_of(
@@ -136,19 +139,11 @@ def equality(answers: Sequence["np.ndarray"]) -> float:
     return float(stats.f.sf(ratio, share * (models - 1), share * (models - 1) * (count - 1)))
 
 
-def corrected(chances: Sequence[float]) -> list[float]:
-    """Return p values corrected for their number (Holm)."""
-    found = [0.0] * len(chances)
-    largest = 0.0
-    for rank, number in enumerate(sorted(range(len(chances)), key=lambda one: chances[one])):
-        largest = max(largest, min(1.0, chances[number] * (len(chances) - rank)))
-        found[number] = largest
-    return found
-
-
 def benchmark_rows(rows: Sequence[Row], suite: Sequence[str]) -> list[list]:
     """Return for each benchmark how far the models are apart, and whether that is more than chance (Holm)."""
-    shown = dict(zip(suite, corrected([equality([row.answers[name] for row in rows]) for name in suite]), strict=True))
+    from tracks.lab.significance import holm  # numpy is slow
+
+    shown = dict(zip(suite, holm([equality([row.answers[name] for row in rows]) for name in suite]), strict=True))
     table = []
     for name in suite:
         scores = [row.scores()[name] for row in rows]

@@ -183,17 +183,24 @@ def adjust(table: Table, rounds: int = 1) -> Table:
 
     rounds: tables of a lab that adds seeds where nothing is shown, each of which may find a difference (Bonferroni).
     """
-    adjusted = dict(table)
-    largest = 0.0
-    for rank, key in enumerate(sorted(table, key=lambda key: table[key].p)):
-        one = table[key]
-        # A larger p never gets a smaller correction.
-        largest = max(largest, min(1.0, rounds * (len(table) - rank) * one.p))
+    adjusted = {}
+    for (key, one), p in zip(table.items(), holm([one.p for one in table.values()], rounds), strict=True):
         shown = UNCLEAR
-        if largest <= LEVEL:
+        if p <= LEVEL:
             shown = "gain" if one.mean > 0 else "harm"
-        adjusted[key] = replace(one, adjusted=largest, shown=shown)
+        adjusted[key] = replace(one, adjusted=p, shown=shown)
     return adjusted
+
+
+def holm(chances: Sequence[float], rounds: int = 1) -> list[float]:
+    """Return p values corrected for their number (Holm's method), and for so many rounds of them (Bonferroni)."""
+    found = [0.0] * len(chances)
+    largest = 0.0
+    for rank, number in enumerate(sorted(range(len(chances)), key=lambda one: chances[one])):
+        # A larger p never gets a smaller correction.
+        largest = max(largest, min(1.0, rounds * (len(chances) - rank) * chances[number]))
+        found[number] = largest
+    return found
 
 
 def first_shown(first: Table, last: Table) -> Table:

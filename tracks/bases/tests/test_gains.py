@@ -2,7 +2,8 @@
 
 import pytest
 
-from tracks.bases.gains import gain_rows, source_of
+from nanochat.stages import source_of
+from tracks.bases.gains import gain_rows
 
 
 def answered(stage: str, right: str, task: str = "GSM8K", questions: str = "same", samples: int = 1) -> dict:

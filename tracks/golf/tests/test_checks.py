@@ -11,6 +11,7 @@ from nanochat.errors import UserError
 from nanochat.gpt import GPT
 from tracks.golf import checks
 from tracks.golf import pack as golf_pack
+from tracks.golf.artifact import Artifact
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,7 @@ def test_a_broken_rule_is_named(break_rule, rule: str, folder: Path, monkeypatch
 def test_all_of_the_file_is_read(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = checks.read_artifact
 
-    def read_less(data: bytes):
+    def read_less(data: bytes) -> Artifact:
         artifact = read(data)
         artifact.bytes.pop("header")
         return artifact

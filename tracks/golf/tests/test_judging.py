@@ -24,26 +24,26 @@ class Entry:
     vocabulary = [bytes([value]) for value in range(256)] + [b""]
     context, stride = 8, 4
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.counts = np.ones((257, 257))
 
-    def encode(self, text):
+    def encode(self, text) -> list:
         return [MARK, *text]
 
-    def log_probs(self, ids, first):
+    def log_probs(self, ids, first) -> np.ndarray:
         rows = [self.row(ids[place - 1] if place else None) for place in range(first, len(ids) + 1)]
         return np.log(np.array(rows))
 
-    def row(self, before):
+    def row(self, before) -> np.ndarray:
         if before is None:
             return np.full(257, 1 / 257)
         return self.counts[before] / self.counts[before].sum()
 
-    def learn(self, ids, first):
+    def learn(self, ids, first) -> None:
         for place in range(max(first, 1), len(ids)):
             self.counts[ids[place - 1], ids[place]] += 1
 
-def load():
+def load() -> Entry:
     return Entry()
 """
 
