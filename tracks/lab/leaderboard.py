@@ -61,8 +61,6 @@ def model_of(evaluation: Outcome) -> str:
     config = evaluation.config
     rounded = f" {config['quant']}" if config.get("quant") else ""
     return f"{source_of(evaluation.stage)}:{config.get('tag', evaluation.tag)}{rounded}"
-        f" {quant}" if (quant := config.get("quant")) else ""
-    )
 
 
 def rows_of(
