@@ -180,7 +180,7 @@ def test_a_cheat_is_refused_by_name(name: str, place: Path) -> None:
     ("old", "new", "sentence"),
     [
         ("return Entry()", "raise ValueError('no\\nweights')", "scorer.py: ValueError: no weights"),
-        ("return Entry()", "import os, time; os.closerange(3, 64); time.sleep(99)", "its process has ended: "),
+        ("return Entry()", "import os, time; os.closerange(3, 2**16); time.sleep(99)", "its process has ended: "),
         ('[b""]', "['x']", "scorer.py: TypeError: "),
         ("return [MARK, *text]", "return [MARK] * 100 + list(text)", "an answer of .* bytes, where .* were asked for"),
         ("return np.log(np.array(rows))", "return np.zeros((1, 2))", r"log_probs gave 2 numbers, not 4 x 257"),
