@@ -204,6 +204,7 @@ SECTIONS = {
     "recursion_eval": "Recursion",
     "golf_eval": "Golf",
     "golf_judge": "Golf, an entry from elsewhere",
+    "golf_claims": "Golf, the claims of its seed",
     "chats": "Chat data",
     "judge": "Judge",
     "lab": "Lab",

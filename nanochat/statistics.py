@@ -103,3 +103,17 @@ def sign_test(one: int, other: int) -> float:
     from scipy import stats
 
     return float(stats.binomtest(one, one + other).pvalue) if one + other else 1.0
+
+
+# ---- many tests ----
+
+
+def holm(chances: Sequence[float], rounds: int = 1) -> list[float]:
+    """Return p values corrected for their number (Holm's method), and for so many rounds of them (Bonferroni)."""
+    found = [0.0] * len(chances)
+    largest = 0.0
+    for rank, number in enumerate(sorted(range(len(chances)), key=lambda one: chances[one])):
+        # A larger p never gets a smaller correction.
+        largest = max(largest, min(1.0, rounds * (len(chances) - rank) * chances[number]))
+        found[number] = largest
+    return found

@@ -162,7 +162,7 @@ VOCABULARIES = {"seed": 1024}  # of entries that do not use the scale's
 
 @dataclass(frozen=True)
 class Trick:
-    """A change of the entry golf, by what undoes it."""
+    """A change of an entry, by what undoes it."""
 
     model: str = ""  # fields that are added to --model
     flags: Flags = field(default_factory=dict)  # these replace the entry's
@@ -188,6 +188,29 @@ TRICKS = {
 }
 
 
+HORIZONS = {  # flags that end a run
+    "--num-iterations", "--target-seconds", "--target-flops", "--target-param-data-ratio",
+}
+
+
+def with_flags(scale: Scale, row: Flags, given: Flags) -> dict[str, str]:
+    """Return the flags of a row at a scale; given ones win over them."""
+    flags = {**scale.flags, **row}
+    if given.keys() & HORIZONS:
+        del flags["--target-seconds"]
+    return {**flags, **given}
+
+
+def undo(flags: Flags, trick: Trick) -> dict[str, str]:
+    """Return the flags of an entry without a trick."""
+    found = {**flags, **trick.flags}
+    if trick.model:
+        found["--model"] += f",{trick.model}"
+    for flag in trick.dropped:
+        found.pop(flag, None)
+    return found
+
+
 def expand(given: Flags) -> dict[str, str]:
     """Return the flags of an entry for --scale, --entry and --without; other given flags win over its own."""
     given = {**DEFAULTS, **given}
@@ -195,18 +218,8 @@ def expand(given: Flags) -> dict[str, str]:
     for flag, known in {"--scale": SCALES, "--entry": entries, "--without": ["", *TRICKS]}.items():
         check_names(f"{flag}:", [given[flag]], known)
     name, entry, without = (given.pop(flag) for flag in DEFAULTS)
-    flags = {**SCALES[name].flags, **ENTRIES[entry, name]}
-    if given.keys() & {"--num-iterations", "--target-seconds", "--target-flops", "--target-param-data-ratio"}:
-        del flags["--target-seconds"]
-    flags |= given
-    if without:
-        trick = TRICKS[without]
-        flags |= trick.flags
-        if trick.model:
-            flags["--model"] += f",{trick.model}"
-        for flag in trick.dropped:
-            flags.pop(flag, None)
-    return flags
+    flags = with_flags(SCALES[name], ENTRIES[entry, name], given)
+    return undo(flags, TRICKS[without]) if without else flags
 
 
 def tricks_of(given: Flags) -> list[str]:

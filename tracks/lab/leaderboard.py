@@ -23,7 +23,7 @@ from nanochat.paths import base_dir
 from nanochat.report.compare import decisions
 from nanochat.settings import TagSettings
 from nanochat.stages import source_of
-from nanochat.statistics import Estimate, Metrics, average, mean_estimate, measured
+from nanochat.statistics import Estimate, Metrics, average, holm, mean_estimate, measured
 
 if TYPE_CHECKING:
     import numpy as np
@@ -139,8 +139,6 @@ def equality(answers: Sequence["np.ndarray"]) -> float:
 
 def benchmark_rows(rows: Sequence[Row], suite: Sequence[str]) -> list[list]:
     """Return for each benchmark how far the models are apart, and whether that is more than chance (Holm)."""
-    from tracks.lab.significance import holm  # numpy is slow
-
     shown = dict(zip(suite, holm([equality([row.answers[name] for row in rows]) for name in suite]), strict=True))
     table = []
     for name in suite:

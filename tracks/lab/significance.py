@@ -26,6 +26,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from nanochat.statistics import holm
+
 LEVEL = 0.05  # of an error of the first kind, two-sided
 POWER = 0.8
 # Assumed before anything is measured.
@@ -190,17 +192,6 @@ def adjust(table: Table, rounds: int = 1) -> Table:
             shown = "gain" if one.mean > 0 else "harm"
         adjusted[key] = replace(one, adjusted=p, shown=shown)
     return adjusted
-
-
-def holm(chances: Sequence[float], rounds: int = 1) -> list[float]:
-    """Return p values corrected for their number (Holm's method), and for so many rounds of them (Bonferroni)."""
-    found = [0.0] * len(chances)
-    largest = 0.0
-    for rank, number in enumerate(sorted(range(len(chances)), key=lambda one: chances[one])):
-        # A larger p never gets a smaller correction.
-        largest = max(largest, min(1.0, rounds * (len(chances) - rank) * chances[number]))
-        found[number] = largest
-    return found
 
 
 def first_shown(first: Table, last: Table) -> Table:

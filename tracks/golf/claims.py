@@ -1,0 +1,220 @@
+"""The claims of golf's seed, each on and off on its row, at 1 MB and ten minutes: a table with errors and verdicts.
+
+python -m tracks.golf.claims --plan                  what would run, and the hours
+python -m tracks.golf.claims --data=FOLDER
+python -m tracks.golf.claims --scale=embedded        200 kB and a minute a run; no network
+
+The row has all seeds, each arm the first one. A claim that one seed rejects, because it shows a loss, gets no more;
+all others get all seeds. Then the text to report is opened once, and the card is written. Run the same command again to
+resume.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Literal
+
+from nanochat.config import Count, option, options, run_script
+from nanochat.errors import UserError
+from nanochat.jobs.runner import Step, difference, saved_record
+from nanochat.jobs.scales import flag_words, read_flags
+from nanochat.jobs.series import (
+    SeriesSettings,
+    check_flags,
+    refuse_own,
+    report_step,
+    run_series,
+    source_of,
+    tokenizer_step,
+    training_step,
+    words_of,
+)
+from nanochat.log import Record, print0, table_of, terminal_table
+from nanochat.paths import read_json, stage_dir, write_json
+from nanochat.settings import LEAST_VOCABULARY
+from tracks.golf.arms import SEED_NAME, STRIDE, Arm, arm_flags, arms_of, strides_of, trained
+from tracks.golf.documents import TextName
+from tracks.golf.entries import SCALES
+from tracks.golf.verdicts import read_study, seed_counts
+
+KIND = "claims"  # of the job
+# Seconds of a run beside the steps of training, on two cores: starting, compiling, validation, packing, scores.
+BESIDE = {"embedded": 40.0, "cpu": 150.0}
+OWN = {"--seed": "--seeds", "--without": "--arms", "--tag": "--tag of this command"}
+
+
+@options("claims")
+class Config(SeriesSettings):
+    """Train the seed's row and an arm for each of its claims, and say which of them hold."""
+
+    tag = option("", "name of the study, and of its folders (default: claims-SCALE)")
+    vocab_size = option(0, "size of the vocabulary (0: the scale's)", least=LEAST_VOCABULARY)
+    flags = option("", "flags for all training runs, in quotes; unknown flags are passed on as well")
+    scale: Literal["cpu", "embedded"] = option("cpu", "budget of bytes and of seconds")
+    arms: str = option("", "some of the arms of tracks/golf/arms.py, with commas between them (default: all)")
+    seeds: Count = option(3, "seeds 1 to N of the row, and of the arms that one seed does not reject", least=1)
+    eval_bytes: Count = option(0, "bytes of each of the two texts (0: the scale's)")
+    plan: bool = option(False, "print the runs and the hours, and stop", in_card=False)
+
+
+# ---- runs ----
+
+
+def settle(config: Config) -> Config:
+    """Return the config with everything chosen that was left open; a UserError for what cannot be."""
+    words = words_of(config)
+    refuse_own(words, OWN)
+    arms = arms_of(config.arms)
+    flags = arm_flags(config.scale, None, read_flags(words))
+    longest = max(strides_of(arms))
+    if longest > int(flags["--max-seq-len"]):
+        raise UserError(f"the row is scored with stride {longest}: --max-seq-len has to be {longest} or more")
+    scale = SCALES[config.scale]
+    return replace(
+        config,
+        tag=config.tag or f"claims-{config.scale}",
+        vocab_size=config.vocab_size or scale.vocabulary,
+        data=source_of(config, flags["--data"]),
+        eval_bytes=config.eval_bytes or scale.eval_bytes,
+    )
+
+
+def run_flags(config: Config, arm: Arm | None) -> dict[str, str]:
+    """Return the flags of the runs of an arm, or of the row."""
+    flags = arm_flags(config.scale, arm, read_flags(words_of(config)))
+    # Validation during training reads no more than the text to choose by.
+    flags["--eval-bytes"] = str(min(int(flags["--eval-bytes"]), config.eval_bytes))
+    del flags["--data"]
+    return flags
+
+
+def run_name(arm: Arm | None, seed: int) -> str:
+    """Return the name of a run of an arm, or of the row."""
+    return f"{arm.name if arm else SEED_NAME}-{seed}"
+
+
+def score_step(config: Config, run: str, text: TextName, strides: list[int]) -> Step:
+    """Return the step that scores a run on a text."""
+    tag = f"{config.tag}-{run}"
+    command = ["tracks.golf.documents", f"--tag={tag}", f"--text={text}", f"--eval-bytes={config.eval_bytes}"]
+    command.append(f"--strides={','.join(map(str, strides))}")
+    return Step(f"{run}-{text}", command, output=f"golf_documents/{tag}-{text}", parent=f"golf_pack/{tag}")
+
+
+def run_steps(config: Config, arm: Arm | None, seed: int, strides: list[int]) -> Iterator[Step]:
+    """Yield the steps that train and pack a run, and score it on the text to choose by."""
+    flags = run_flags(config, arm)
+    plan = flags.pop("--plan")
+    run = run_name(arm, seed)
+    tag = f"{config.tag}-{run}"
+    words = [*flag_words(flags), f"--seed={seed}"]
+    train = f"{run}-train"
+    yield training_step(train, "tracks.golf.train", words, tag, tokenizer_tag=config.tag, data=config.data)
+    pack = ["tracks.golf.pack", f"--scale={config.scale}", f"--tag={tag}", f"--plan={plan}"]
+    pack.append(f"--eval-bytes={config.eval_bytes}")
+    yield Step(f"{run}-pack", pack, output=f"golf_pack/{tag}", parent=f"base_train/{tag}")
+    yield score_step(config, run, "choose", strides)
+
+
+def steps(config: Config) -> Iterator[Step]:
+    """Yield all steps of the study."""
+    arms = arms_of(config.arms)
+    strides = strides_of(arms)
+    yield tokenizer_step(config, config.data)
+    # The row's seeds show the noise of a run, beside which the first seed of an arm is seen.
+    for seed in range(1, config.seeds + 1):
+        yield from run_steps(config, None, seed, strides)
+    for arm in trained(arms):
+        yield from run_steps(config, arm, 1, [STRIDE])
+    counts = seed_counts(config.tag, arms, config.seeds)
+    for seed in range(2, config.seeds + 1):
+        for arm in trained(arms):
+            if seed <= counts[arm.name]:
+                yield from run_steps(config, arm, seed, [STRIDE])
+    open_report(config, counts)
+    for name, count in counts.items():
+        for seed in range(1, count + 1):
+            yield score_step(config, f"{name}-{seed}", "report", strides if name == SEED_NAME else [STRIDE])
+    words = [f"--tag={config.tag}", f"--seeds={config.seeds}"]
+    if config.arms:
+        words.append(f"--arms={config.arms}")
+    yield Step("verdicts", ["tracks.golf.verdicts", *words])
+    yield report_step(config.tag, config.out)
+
+
+def open_report(config: Config, counts: Mapping[str, int]) -> None:
+    """Write down the verdicts before the text to report is opened; UserError if it was opened with other ones."""
+    found = read_study(config.tag, arms_of(config.arms), counts, "choose").verdicts()
+    chosen = {name: [one.verdict, one.seeds, config.eval_bytes] for name, one in found.items()}
+    path = stage_dir(KIND, config.tag) / "chosen.json"
+    if path.exists() and read_json(path) != chosen:
+        raise UserError(
+            f"the text to report was opened when --tag={config.tag} had other runs, which are in {path}: use another --tag"
+        )
+    write_json(path, chosen)
+
+
+# ---- the plan ----
+
+
+def seconds_of_runs(config: Config) -> dict[str, float]:
+    """Return the seconds that each finished run has taken, all attempts, by its name."""
+    folder = stage_dir(KIND, config.tag)
+    arms = arms_of(config.arms)
+    found = {}
+    for arm in (None, *trained(arms)):
+        for seed in range(1, config.seeds + 1):
+            own = list(run_steps(config, arm, seed, [STRIDE] if arm else strides_of(arms)))
+            records = [saved_record(folder / f"{step.name}.json") for step in own]
+            pairs = zip(records, own, strict=True)
+            # With other flags it would run again.
+            if all(record.get("finished") and not difference(record, step, {}) for record, step in pairs):
+                found[run_name(arm, seed)] = sum(record["seconds"] for record in records)
+    return found
+
+
+def expected_seconds(config: Config, finished: Mapping[str, float]) -> float | None:
+    """Return the seconds of a run: as measured, else by the flags; None where neither says it."""
+    if finished:
+        return sum(finished.values()) / len(finished)
+    trains = run_flags(config, None).get("--target-seconds")
+    return None if trains is None else float(trains) + BESIDE[config.scale]
+
+
+def plan_table(config: Config) -> Record:
+    """Return the runs of the study, and the hours that it takes from now on: at least, and if one seed rejects nothing."""
+    finished = seconds_of_runs(config)
+    each = expected_seconds(config, finished)
+    rows = []
+    left = [0, 0]  # runs at least, and at most
+    for arm in (None, *arms_of(config.arms)):
+        name = arm.name if arm else SEED_NAME
+        if arm and arm.stride is not None:
+            rows.append([name, arm.claim, arm.instead, "the row's runs", None])
+            continue
+        done = sum(run_name(arm, seed) in finished for seed in range(1, config.seeds + 1))
+        least = config.seeds if arm is None else 1
+        left[0] += max(least - done, 0)
+        left[1] += config.seeds - done
+        runs = str(config.seeds) if least == config.seeds else f"{least} or {config.seeds}"
+        rows.append([name, arm.claim if arm else "the seed's row", arm.instead if arm else "", runs, done])
+    hours = "hours are not known before the first run has finished"
+    if each is not None:
+        low, high = (count * each / 3600 for count in left)
+        hours = f"{each:.0f} seconds a run on two quiet cores, {low:.1f} to {high:.1f} hours"
+    note = f"{left[0]} to {left[1]} runs are left: {hours}"
+    return table_of(f"Plan of {config.tag}, --scale={config.scale}", "Arm | Claim | Instead | Seeds | Finished", rows, note)
+
+
+def main(config: Config) -> None:
+    config = settle(config)
+    print0(terminal_table(plan_table(config)))
+    if config.plan:
+        return
+    flags = run_flags(config, None)
+    del flags["--plan"]
+    check_flags("tracks.golf.train", [f"--tokenizer-tag={config.tag}", f"--data={config.data}", *flag_words(flags)])
+    run_series(KIND, config.tag, steps(config))
+
+
+if __name__ == "__main__":
+    run_script(main)

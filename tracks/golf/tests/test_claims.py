@@ -1,0 +1,126 @@
+"""The study of the seed's claims: a real run at a tiny size, stopped and resumed; its plan; mistakes."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from conftest import plant_world
+
+from nanochat.errors import UserError
+from nanochat.paths import hold_folder, read_json, write_json
+from tracks.golf import claims, verdicts
+
+STUDY = ["--scale=embedded", "--tag=tiny", "--out=tiny.md", "--vocab-size=300", "--arms=no-qat,layers-9,no-overlap"]
+FLAGS = "--num-iterations=3 --depth=1 --width=32 --head-dim=16 --max-seq-len=128 --total-batch-size=256 --no-compile"
+FLAGS = [*FLAGS.split(), "--dtype=fp32", "--eval-every=0", "--eval-bytes=3000", "--seeds=2"]
+RUNS = ["seed-1", "seed-2", "no-qat-1", "layers-9-1", "no-qat-2", "layers-9-2"]
+
+
+def wait_for_lock(folder: Path) -> None:
+    """Wait until the step of a process that was killed has ended too."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        with suppress(UserError), hold_folder(folder):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{folder} is still held")
+
+
+def began(output: str) -> list[str]:
+    return re.findall(r"^== (\S+): python ", output, re.MULTILINE)
+
+
+def test_a_study_is_stopped_resumed_and_written_once(series, base, tmp_path, tiny_world, quick) -> None:
+    plant_world(base, tiny_world)
+    # Killed in the middle: the process, and with it the step.
+    words = [quick, "-m", "tracks.golf.claims", *STUDY, *FLAGS]
+    environment = os.environ | {"NANOCHAT_BASE_DIR": str(base), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    process = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if line.startswith("== seed-2-pack: python "):
+            process.send_signal(signal.SIGKILL)
+            break
+    process.communicate()
+    wait_for_lock(base / "claims/tiny")
+    ended = series("tracks.golf.claims", *STUDY, *FLAGS)
+    done = re.findall(r"^== (.*): already finished$", ended.stdout, re.MULTILINE)
+    assert done[:4] == ["tok_train", "seed-1-train", "seed-1-pack", "seed-1-choose"]
+    ran = [step for step in [*done, *began(ended.stdout)] if step.endswith("-train")]
+    assert sorted(ran) == sorted(f"{run}-train" for run in RUNS)
+    # Verdicts are written down before the text to report is opened.
+    steps = began(ended.stdout)
+    assert steps[-8:] == [*(f"{run}-report" for run in sorted_by_arm(RUNS)), "verdicts", "report"]
+    text = (tmp_path / "tiny.md").read_text(encoding="utf-8")
+    assert "## Golf, the claims of its seed" in text
+    table = [line.split(" | ") for line in text.splitlines() if "not distinguishable" in line or "| gains" in line]
+    assert len([line for line in text.splitlines() if line.startswith(("| 8 layers", "| QAT in", "| score with"))]) == 3
+    assert all(len(cells) == 13 for cells in table)
+    record = read_json(base / "golf_claims/tiny/outcome.json")
+    assert record["metrics"]["Runs"] == 6
+    assert record["metrics"]["Seeds of the row"] == 2
+    texts = {record["metrics"][f"Text to {name}"].split(",")[0] for name in ("choose by", "report")}
+    assert len(texts) == 2
+
+    # Again: nothing is trained or counted twice, and the table is the same.
+    again = series("tracks.golf.claims", *STUDY, *FLAGS)
+    assert began(again.stdout) == ["verdicts", "report"]
+    assert "0 to 0 runs are left" in again.stdout
+    assert read_json(base / "golf_claims/tiny/outcome.json")["tables"] == record["tables"]
+    # Scores that are gone are made again, from the same artifact.
+    shutil.rmtree(base / "golf_documents/tiny-no-qat-2-choose")
+    assert began(series("tracks.golf.claims", *STUDY, *FLAGS).stdout) == ["no-qat-2-choose", "verdicts", "report"]
+    # The text to report is opened once: other runs need another tag.
+    refused = series("tracks.golf.claims", *STUDY, *FLAGS[:-1], "--seeds=1", code=2)
+    assert "the text to report was opened when --tag=tiny had other runs" in refused.stderr
+    path = base / "golf_documents/tiny-no-qat-1-choose/outcome.json"
+    other = read_json(path)
+    other["metrics"]["Text"] = "another"
+    write_json(path, other)
+    with pytest.raises(ValueError, match=r"the runs differ in Text \(.*\), and cannot be compared: use another --tag"):
+        verdicts.main(verdicts.Config(tag="tiny", arms="no-qat,layers-9,no-overlap", seeds=2))
+    path.unlink()
+    with pytest.raises(ValueError, match="tiny-no-qat-1 has no scores of the text to choose: run tracks.golf.claims"):
+        verdicts.main(verdicts.Config(tag="tiny", arms="no-qat,layers-9,no-overlap", seeds=2))
+
+
+def sorted_by_arm(runs: list[str]) -> list[str]:
+    """Return the runs of each arm together, the row's first."""
+    order = ["seed", "layers-9", "no-qat"]
+    return sorted(runs, key=lambda run: (order.index(run.rpartition("-")[0]), run))
+
+
+def test_the_plan_tells_the_hours_and_starts_nothing(series, base) -> None:
+    said = series("tracks.golf.claims", "--plan", "--data=letters").stdout
+    assert "13 to 33 runs are left: " in said
+    seconds = 560 + claims.BESIDE["cpu"]
+    assert f"{seconds:.0f} seconds a run on two quiet cores, {13 * seconds / 3600:.1f} to {33 * seconds / 3600:.1f} hours" in said
+    assert re.search(r"^\| rope-all +\| RoPE on half of the channels +\| all channels +\| 1 or 3 +\| 0 ", said, re.MULTILINE)
+    assert re.search(r"^\| no-overlap .*\| the row's runs +\| - ", said, re.MULTILINE)
+    few = series("tracks.golf.claims", "--plan", "--scale=embedded", "--arms=no-qat", "--num-iterations=5", "--seeds=1")
+    assert "2 to 2 runs are left: hours are not known before the first run has finished" in few.stdout
+    assert not (base / "claims").exists()
+
+
+MISTAKES = [
+    ("--arms=luck", "--arms: luck is not known, choose from rope-all"),
+    ("--seeds=0", "--seeds has to be 1 or more"),
+    ("--seed=4", "--seed differs between runs: use --seeds"),
+    ("--without=smear", "--without differs between runs: use --arms"),
+    ("--max-seq-len=64", "the row is scored with stride 128: --max-seq-len has to be 128 or more"),
+    ("--width=33", "--width=33 is not a multiple of --head-dim=16"),
+    ("--scale=1gpu", "--scale: invalid choice"),
+]
+
+
+@pytest.mark.parametrize(("flag", "sentence"), MISTAKES)
+def test_a_mistake_in_a_flag_is_found_first(series, base, flag: str, sentence: str) -> None:
+    words = [] if flag.startswith("--scale") else ["--scale=embedded"]
+    refused = series("tracks.golf.claims", *words, "--tag=mistaken", "--data=letters", flag, code=2)
+    assert sentence in refused.stderr
+    assert not (base / "tok_train").exists()

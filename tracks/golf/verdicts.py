@@ -1,0 +1,217 @@
+"""Compare the arms of the seed's claims with its row: gains, losses and what cannot be told, for the report card.
+
+python -m tracks.golf.verdicts --tag=claims-cpu
+
+`tracks.golf.claims` makes the runs TAG-ARM-SEED and calls this command last.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nanochat.config import Count, option, options, run_script
+from nanochat.errors import UserError
+from nanochat.log import Record, table_of
+from nanochat.outcome import Outcome
+from nanochat.paths import stage_dir
+from nanochat.settings import TagSettings
+from nanochat.statistics import Metrics, measured
+from tracks.golf.arms import SEED_NAME, STRIDE, Arm, arms_of, trained
+from tracks.golf.documents import FILE, TextName
+from tracks.golf.entries import SCALES
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tracks.golf.differences import Difference
+
+EQUAL = ("Scale", "Text")  # metrics that runs share, or their scores cannot be compared
+COLUMNS = (
+    "Claim | The seed's figure | Instead | Gain, text to choose by:+.4f | ±:.4f | p:.2g | Gain, text to report:+.4f"
+    " | ± of it:.4f | Seeds | Steps:,.0f | Seconds:,.0f | Bytes:,.0f | Verdict"
+)
+
+
+@options("verdicts")
+class Config(TagSettings):
+    """Compare arms with the seed's row, over the documents and the seeds that they have."""
+
+    tag = "claims-cpu"
+    arms: str = option("", "some of the arms, with commas between them (default: all)")
+    seeds: Count = option(3, "seeds 1 to N of the row, and of the arms that one seed does not reject", least=1)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The runs of a study on one text, and the outcomes of their scores."""
+
+    row: "dict[int, np.ndarray]"  # seed -> bits of each document
+    trained: "dict[str, dict[int, np.ndarray]]"  # arm -> the same
+    rescored: "dict[str, dict[int, np.ndarray]]"  # the row's runs with other strides
+    sizes: "np.ndarray"  # bytes of each document
+    outcomes: dict[str, list[Outcome]]  # arm, or SEED_NAME -> of its runs
+
+    def verdicts(self) -> "dict[str, Difference]":
+        from tracks.golf.differences import verdicts
+
+        return verdicts(self.row, self.trained, self.rescored, self.sizes)
+
+
+
+def scores_folder(tag: str, name: str, seed: int, text: TextName) -> Path:
+    """Return the folder of a run's scores. name: of the arm, or SEED_NAME."""
+    return stage_dir("golf_documents", f"{tag}-{name}-{seed}-{text}")
+
+
+def read_scores(tag: str, counts: Mapping[str, int], text: TextName) -> dict[str, dict[int, Outcome]]:
+    """Return the outcomes of the first seeds of each arm; UserError if one is missing, or if texts differ.
+
+    counts: seeds of each arm, and of SEED_NAME.
+    """
+    found = {}
+    for name, count in counts.items():
+        found[name] = {}
+        for seed in range(1, count + 1):
+            path = scores_folder(tag, name, seed, text) / "outcome.json"
+            if not path.exists():
+                raise UserError(f"{tag}-{name}-{seed} has no scores of the text to {text}: run tracks.golf.claims")
+            found[name][seed] = Outcome.load(path)
+    for metric in EQUAL:
+        values = sorted({str(run.figure(metric)) for runs in found.values() for run in runs.values()})
+        if len(values) > 1:
+            raise UserError(f"the runs differ in {metric} ({', '.join(values)}), and cannot be compared: use another --tag")
+    return found
+
+
+def stopped_after_one(tag: str, arms: Sequence[Arm], seeds: int) -> list[str]:
+    """Return the arms that get no further seeds: what one seed rejects, beside the noise of the row's seeds."""
+    from tracks.golf.differences import first_look, rejected
+
+    counts = {SEED_NAME: seeds, **{arm.name: 1 for arm in trained(arms)}}
+    found = read_study(tag, arms, counts, "choose")
+    return rejected(first_look(found.row, found.trained, found.sizes))
+
+
+def seed_counts(tag: str, arms: Sequence[Arm], seeds: int) -> dict[str, int]:
+    """Return how many seeds the row and each arm have in the end."""
+    stopped = stopped_after_one(tag, arms, seeds)
+    own = {arm.name: 1 if arm.name in stopped else seeds for arm in trained(arms)}
+    return {SEED_NAME: seeds, **own}
+
+
+def read_study(tag: str, arms: Sequence[Arm], counts: Mapping[str, int], text: TextName) -> Found:
+    """Return what has been scored on a text. counts: seeds of each arm, and of SEED_NAME."""
+    import numpy as np
+
+    outcomes = read_scores(tag, counts, text)
+    sums = {
+        (name, seed): json.loads((run.folder / FILE).read_bytes())
+        for name, runs in outcomes.items()
+        for seed, run in runs.items()
+    }
+
+    def bits(name: str, stride: int) -> "dict[int, np.ndarray]":
+        by_stride = {seed: sums[name, seed]["nats"] for seed in outcomes[name]}
+        missing = [seed for seed, nats in by_stride.items() if str(stride) not in nats]
+        if missing:
+            raise UserError(f"{tag}-{name}-{missing[0]} was not scored with stride {stride}: run tracks.golf.claims")
+        return {seed: np.array(nats[str(stride)]) / math.log(2) for seed, nats in by_stride.items()}
+
+    return Found(
+        bits(SEED_NAME, STRIDE),
+        {arm.name: bits(arm.name, STRIDE) for arm in trained(arms)},
+        {arm.name: bits(SEED_NAME, arm.stride) for arm in arms if arm.stride is not None},
+        np.array(sums[SEED_NAME, 1]["bytes"], dtype=np.float64),
+        {name: list(runs.values()) for name, runs in outcomes.items()},
+    )
+
+
+def _mean(runs: Sequence[Outcome], *metrics: str) -> float:
+    """Return the mean over runs of the sum of some metrics."""
+    return statistics.fmean(sum(run.figure(metric) for metric in metrics) for run in runs)
+
+
+def arm_row(arm: Arm, chosen: "Difference", reported: "Difference", found: Found) -> list[Any]:
+    """Return the row of the table for an arm."""
+    runs = found.outcomes[arm.name if arm.stride is None else SEED_NAME]
+    if arm.stride is None:
+        seconds = _mean(runs, "Training seconds", "Packing seconds")
+    else:
+        seconds = statistics.fmean(run.figure("Scoring seconds")[str(arm.stride)] for run in runs)
+    budget = SCALES[runs[0].figure("Scale")].bytes
+    most = max(run.figure("Bytes") for run in runs)
+    verdict = chosen.verdict if most <= budget else f"{chosen.verdict}; {most - budget:,} bytes over the budget"
+    return [
+        arm.claim,
+        arm.figure or None,
+        arm.instead,
+        chosen.gain,
+        chosen.error,
+        chosen.adjusted,
+        reported.gain,
+        reported.error,
+        chosen.seeds,
+        _mean(runs, "Steps"),
+        seconds,
+        _mean(runs, "Bytes"),
+        verdict,
+    ]
+
+
+def claims_table(arms: Sequence[Arm], choose: Found, report: Found) -> Record:
+    """Return the table of all claims."""
+    from tracks.golf.differences import RULE, compare
+
+    chosen = choose.verdicts()
+    reported = compare(report.row, report.trained, report.rescored, report.sizes)
+    rows = [arm_row(arm, chosen[arm.name], reported[arm.name], choose) for arm in arms]
+    note = f"{RULE} Seconds: of training and packing; with another stride, of scoring the text."
+    return table_of("Claims of the seed, in bits per byte", COLUMNS, rows, note)
+
+
+def figures(choose: Found, report: Found) -> Metrics:
+    """Return the metrics for the report card."""
+    from tracks.golf.differences import bits_per_byte, noise_of_runs
+
+    rows = choose.outcomes[SEED_NAME]
+    scale = rows[0].figure("Scale")
+    found: Metrics = {"Scale": scale, "Stride": STRIDE, "Seeds of the row": len(rows)}
+    for title, study in {"choose by": choose, "report": report}.items():
+        scores = [bits_per_byte(bits, study.sizes) for bits in study.row.values()]
+        spread = statistics.stdev(scores) if len(scores) > 1 else None
+        first = study.outcomes[SEED_NAME][0]
+        found[f"bpb of the row, text to {title}"] = measured(statistics.fmean(scores), spread)
+        found[f"Text to {title}"] = (
+            f"{first.figure('Text')}, {first.figure('Documents'):,} documents, {first.figure('Bytes of text'):,} bytes"
+        )
+    noise, freedom = noise_of_runs(choose.row, list(choose.trained.values()), choose.sizes)
+    runs = [run for some in choose.outcomes.values() for run in some]
+    seconds = sum(run.figure("Training seconds") + run.figure("Packing seconds") for run in runs)
+    return found | {
+        "Deviation of a run": measured(math.sqrt(noise) if freedom else None),
+        "Degrees of freedom of it": freedom,
+        "Bytes": round(_mean(rows, "Bytes")),
+        "Budget": SCALES[scale].bytes,
+        "Steps": round(_mean(rows, "Steps")),
+        "Runs": len(runs),
+        "Hours of training and packing": measured(seconds / 3600, spec=".2f"),
+    }
+
+
+def main(config: Config) -> None:
+    outcome = Outcome.begin("golf_claims", config.tag, config)
+    arms = arms_of(config.arms)
+    counts = seed_counts(config.tag, arms, config.seeds)
+    choose = read_study(config.tag, arms, counts, "choose")
+    report = read_study(config.tag, arms, counts, "report")
+    outcome.metrics = figures(choose, report)
+    outcome.tables = [claims_table(arms, choose, report)]
+    outcome.finish()
+
+
+if __name__ == "__main__":
+    run_script(main)
