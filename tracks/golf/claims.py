@@ -39,6 +39,7 @@ from tracks.golf.verdicts import read_study, seed_counts
 KIND = "claims"  # of the job
 # Seconds of a run beside the steps of training, on two cores: starting, compiling, validation, packing, scores.
 BESIDE = {"embedded": 40.0, "cpu": 150.0}
+RESCORED = {"embedded": 120.0, "cpu": 500.0}  # more for a run of the row, for the other strides of both texts
 OWN = {"--seed": "--seeds", "--without": "--arms", "--tag": "--tag of this command"}
 
 
@@ -148,7 +149,8 @@ def open_report(config: Config, counts: Mapping[str, int]) -> None:
     path = stage_dir(KIND, config.tag) / "chosen.json"
     if path.exists() and read_json(path) != chosen:
         raise UserError(
-            f"the text to report was opened when --tag={config.tag} had other runs, which are in {path}: use another --tag"
+            f"the text to report was opened when --tag={config.tag} had other runs, which are in {path}: use another"
+            " --tag"
         )
     write_json(path, chosen)
 
@@ -172,20 +174,26 @@ def seconds_of_runs(config: Config) -> dict[str, float]:
     return found
 
 
-def expected_seconds(config: Config, finished: Mapping[str, float]) -> float | None:
-    """Return the seconds of a run: as measured, else by the flags; None where neither says it."""
-    if finished:
-        return sum(finished.values()) / len(finished)
-    trains = run_flags(config, None).get("--target-seconds")
-    return None if trains is None else float(trains) + BESIDE[config.scale]
+def expected_seconds(config: Config, finished: Mapping[str, float], arm: Arm | None) -> float | None:
+    """Return the seconds of a run of an arm, or of the row: as measured, else by the flags, or None."""
+    of_row = [seconds for name, seconds in finished.items() if name.startswith(f"{SEED_NAME}-")]
+    of_arms = [seconds for name, seconds in finished.items() if not name.startswith(f"{SEED_NAME}-")]
+    measured = of_arms if arm else of_row
+    if measured:
+        return sum(measured) / len(measured)
+    trains = run_flags(config, arm).get("--target-seconds")
+    if trains is None:
+        return None
+    asks_more = arm is None and len(strides_of(arms_of(config.arms))) > 1
+    return float(trains) + BESIDE[config.scale] + (RESCORED[config.scale] if asks_more else 0)
 
 
 def plan_table(config: Config) -> Record:
-    """Return the runs of the study, and the hours that it takes from now on: at least, and if one seed rejects nothing."""
+    """Return the runs of the study, and the hours from now on: at least, and if one seed rejects nothing."""
     finished = seconds_of_runs(config)
-    each = expected_seconds(config, finished)
     rows = []
     left = [0, 0]  # runs at least, and at most
+    seconds: list[float | None] = [0.0, 0.0]  # of these
     for arm in (None, *arms_of(config.arms)):
         name = arm.name if arm else SEED_NAME
         if arm and arm.stride is not None:
@@ -193,16 +201,21 @@ def plan_table(config: Config) -> Record:
             continue
         done = sum(run_name(arm, seed) in finished for seed in range(1, config.seeds + 1))
         least = config.seeds if arm is None else 1
-        left[0] += max(least - done, 0)
-        left[1] += config.seeds - done
+        each = expected_seconds(config, finished, arm)
+        for place, count in enumerate((max(least - done, 0), config.seeds - done)):
+            left[place] += count
+            so_far = seconds[place]
+            seconds[place] = None if so_far is None or each is None else so_far + count * each
         runs = str(config.seeds) if least == config.seeds else f"{least} or {config.seeds}"
         rows.append([name, arm.claim if arm else "the seed's row", arm.instead if arm else "", runs, done])
     hours = "hours are not known before the first run has finished"
-    if each is not None:
-        low, high = (count * each / 3600 for count in left)
-        hours = f"{each:.0f} seconds a run on two quiet cores, {low:.1f} to {high:.1f} hours"
+    low, high = seconds
+    if low is not None and high is not None:
+        hours = f"{low / 3600:.1f} to {high / 3600:.1f} hours on two quiet cores"
     note = f"{left[0]} to {left[1]} runs are left: {hours}"
-    return table_of(f"Plan of {config.tag}, --scale={config.scale}", "Arm | Claim | Instead | Seeds | Finished", rows, note)
+    return table_of(
+        f"Plan of {config.tag}, --scale={config.scale}", "Arm | Claim | Instead | Seeds | Finished", rows, note
+    )
 
 
 def main(config: Config) -> None:

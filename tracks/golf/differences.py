@@ -18,11 +18,11 @@ from nanochat.statistics import holm
 LEVEL = 0.05  # of an error of the first kind over the whole table, two-sided
 LOOKS = 2  # at the table: after one seed of each arm, and after all of them
 RULE = (
-    "Gain: bits per byte of what the arm has instead, minus those of the seed's row; above 0 the seed is right. ±: standard "
-    "error, from the documents (paired within a seed) and from the runs (what neither arm nor seed explains). A gain or a "
-    f"loss is shown if p, corrected for the arms (Holm) and for {LOOKS} looks at the table, is at most {LEVEL}, on the text to "
-    "choose by. One seed rejects a claim if it shows a loss: that arm gets no further seeds, and all others do. The other "
-    "text was opened once, after all verdicts."
+    "Gain: bits per byte of what the arm has instead, minus those of the seed's row; above 0 the seed is right. ±: "
+    "standard error, from the documents (paired within a seed) and from the runs (what neither arm nor seed explains). "
+    f"A gain or a loss is shown if p, corrected for the arms (Holm) and for {LOOKS} looks at the table, is at most "
+    f"{LEVEL}, on the text to choose by. One seed rejects a claim if it shows a loss: that arm gets no further seeds, "
+    "and all others do. The other text was opened once, after all verdicts."
 )
 
 Runs = Mapping[int, np.ndarray]  # seed -> bits of each document
@@ -97,7 +97,9 @@ def difference(row: Runs, arm: Runs, sizes: np.ndarray, noise: tuple[float, int]
     return Difference(gain, error, len(seeds), float(p), float(needed))
 
 
-def compare(row: Runs, trained: Mapping[str, Runs], rescored: Mapping[str, Runs], sizes: np.ndarray) -> dict[str, Difference]:
+def compare(
+    row: Runs, trained: Mapping[str, Runs], rescored: Mapping[str, Runs], sizes: np.ndarray
+) -> dict[str, Difference]:
     """Return the difference of each arm from the row, with p corrected for their number.
 
     trained: arms with runs of their own. rescored: the row's runs, scored in another way; the variance of such a gain
@@ -128,7 +130,9 @@ def rejected(first: Mapping[str, Difference]) -> list[str]:
     return [name for name, one in first.items() if one.verdict == "loses"]
 
 
-def verdicts(row: Runs, trained: Mapping[str, Runs], rescored: Mapping[str, Runs], sizes: np.ndarray) -> dict[str, Difference]:
+def verdicts(
+    row: Runs, trained: Mapping[str, Runs], rescored: Mapping[str, Runs], sizes: np.ndarray
+) -> dict[str, Difference]:
     """Return the differences by which the verdicts are made: those of the first look where it has rejected a claim."""
     first = first_look(row, trained, sizes)
     return compare(row, trained, rescored, sizes) | {name: first[name] for name in rejected(first)}

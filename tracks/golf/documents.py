@@ -67,9 +67,7 @@ def documents_of(corpus: "Corpus", name: TextName, size: int) -> list[str]:
     return found
 
 
-def document_nats(
-    model: "GPT", ids: "Tensor", lengths: "Tensor", owners: "Tensor", stride: int, rows: int
-) -> "Tensor":
+def document_nats(model: "GPT", ids: "Tensor", lengths: "Tensor", owners: "Tensor", stride: int, rows: int) -> "Tensor":
     """Return the summed loss in nats of each document; their sum is the score of `score.score`.
 
     ids: tokens of all documents. lengths: bytes of each token in the vocabulary. owners: the number of the document of
@@ -95,9 +93,9 @@ def document_nats(
 
 
 def main(config: Config) -> None:
-    import rustbpe
     import torch
 
+    import rustbpe
     from nanochat.data.corpus import open_corpus
     from nanochat.paths import text_sha256
     from tracks.golf.artifact import read_artifact
@@ -132,7 +130,7 @@ def main(config: Config) -> None:
         "Bytes of text": sum(sizes),
         "Text": text_sha256("\0".join(documents))[:12],
         "Bytes": sum(groups.values()) + code_bytes(),
-        "Scoring seconds": {str(stride): round(value, 1) for stride, value in seconds.items()},
+        **{f"Scoring seconds, stride {stride}": measured(value, spec=".1f") for stride, value in seconds.items()},
         **{name: packed.metrics[name] for name in ("Scale", "Steps", "Training seconds", "Packing seconds")},
     }
     outcome.add_artifact(sums)

@@ -189,7 +189,10 @@ TRICKS = {
 
 
 HORIZONS = {  # flags that end a run
-    "--num-iterations", "--target-seconds", "--target-flops", "--target-param-data-ratio",
+    "--num-iterations",
+    "--target-seconds",
+    "--target-flops",
+    "--target-param-data-ratio",
 }
 
 

@@ -61,7 +61,6 @@ class Found:
         return verdicts(self.row, self.trained, self.rescored, self.sizes)
 
 
-
 def scores_folder(tag: str, name: str, seed: int, text: TextName) -> Path:
     """Return the folder of a run's scores. name: of the arm, or SEED_NAME."""
     return stage_dir("golf_documents", f"{tag}-{name}-{seed}-{text}")
@@ -83,7 +82,9 @@ def read_scores(tag: str, counts: Mapping[str, int], text: TextName) -> dict[str
     for metric in EQUAL:
         values = sorted({str(run.figure(metric)) for runs in found.values() for run in runs.values()})
         if len(values) > 1:
-            raise UserError(f"the runs differ in {metric} ({', '.join(values)}), and cannot be compared: use another --tag")
+            raise UserError(
+                f"the runs differ in {metric} ({', '.join(values)}), and cannot be compared: use another --tag"
+            )
     return found
 
 
@@ -141,7 +142,7 @@ def arm_row(arm: Arm, chosen: "Difference", reported: "Difference", found: Found
     if arm.stride is None:
         seconds = _mean(runs, "Training seconds", "Packing seconds")
     else:
-        seconds = statistics.fmean(run.figure("Scoring seconds")[str(arm.stride)] for run in runs)
+        seconds = _mean(runs, f"Scoring seconds, stride {arm.stride}")
     budget = SCALES[runs[0].figure("Scale")].bytes
     most = max(run.figure("Bytes") for run in runs)
     verdict = chosen.verdict if most <= budget else f"{chosen.verdict}; {most - budget:,} bytes over the budget"

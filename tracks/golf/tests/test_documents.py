@@ -11,7 +11,9 @@ from nanochat.errors import UserError
 from nanochat.tokenizer import Tokenizer
 from tracks.golf import documents, score
 
-TEXTS = [f"Letter {number}: the quick brown fox — 빠른 갈색 여우 — {number**3}\n" * (1 + number % 3) for number in range(12)]
+TEXTS = [
+    f"Letter {number}: the quick brown fox — 빠른 갈색 여우 — {number**3}\n" * (1 + number % 3) for number in range(12)
+]
 
 
 @pytest.mark.parametrize(("stride", "rows"), [(0, 8), (16, 3), (7, 8)])
