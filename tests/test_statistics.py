@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from nanochat.statistics import interval, p_value
+from nanochat.statistics import holm, interval, p_value
 
 # Degrees of freedom -> t of a two-sided 95 % interval, from printed tables.
 T_VALUES = {1: 12.706, 2: 4.303, 9: 2.262, 30: 2.042}
@@ -31,3 +31,10 @@ def test_welch_compares_two_samples() -> None:
     assert p_value([1.0, 1.1, 1.2], [0.0, 2.0, 4.0]) == pytest.approx(0.51743, abs=1e-5)
     # With two degrees of freedom the tail is 1 - t / √(2 + t²); here t = 0.5 / (0.1 √(1 + 1/3)).
     assert p_value([1.0], [1.5, 1.6, 1.4]) == p_value([1.5, 1.6, 1.4], [1.0]) == pytest.approx(0.04942, abs=1e-5)
+
+
+def test_many_p_values_are_corrected() -> None:
+    # 5 × 0.005, 4 × 0.01, 3 × 0.03, then no less than that, and 0.9.
+    assert holm([0.01, 0.04, 0.03, 0.005, 0.9]) == pytest.approx([0.04, 0.09, 0.09, 0.025, 0.9])
+    assert holm([0.01, 0.3], rounds=2) == pytest.approx([0.04, 0.6])
+    assert holm([]) == []

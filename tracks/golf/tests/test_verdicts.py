@@ -1,0 +1,76 @@
+"""The table of the claims, from scores with known differences."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from outcomes import ENVIRONMENT, RECORD
+
+from nanochat.outcome import Outcome
+from nanochat.paths import read_json, write_json
+from tracks.golf import verdicts
+from tracks.golf.documents import FILE
+
+SIZES = [100, 200, 300]  # bytes of the documents
+ARMS = "rope-all,layers-9,no-overlap"
+
+
+def leave_scores(name: str, seed: int, bpb: float, text: str, size: int = 900_000, overlap: float = 0.0) -> None:
+    """Write the scores of a run, as tracks.golf.documents does; rows that do not overlap are worse by `overlap`."""
+    one = {
+        "Scale": "cpu",
+        "Text": text,
+        "Documents": 3,
+        "Bytes of text": 600,
+        "Bytes": size,
+        "Steps": 1000,
+        "Training seconds": 560.0,
+        "Packing seconds": 10.0,
+        "Scoring seconds, stride 128": 20.0,
+        "Scoring seconds, stride 0": 11.0,
+    }
+    outcome = Outcome(
+        **RECORD
+        | {"stage": "golf_documents", "tag": f"made-{name}-{seed}-{text}", "environment": ENVIRONMENT, "metrics": one}
+    )
+    outcome.folder.mkdir(parents=True)
+    write_json(outcome.folder / "outcome.json", asdict(outcome))
+    nats = {
+        stride: [(bpb + worse) * np.log(2) * size for size in SIZES] for stride, worse in ((128, 0.0), (0, overlap))
+    }
+    write_json(outcome.folder / FILE, {"bytes": SIZES, "nats": nats})
+
+
+def test_gains_losses_and_what_cannot_be_told_are_in_the_table(base: Path) -> None:
+    for text, better in (("choose", 0.0), ("report", 0.3)):
+        for seed, noise in ((1, 0.001), (2, -0.001), (3, 0.0)):
+            leave_scores("seed", seed, 2.0 - better + noise, text, overlap=0.05 + noise)
+            leave_scores("rope-all", seed, 2.15 - better - noise / 2, text)
+        leave_scores("layers-9", 1, 1.8 - better, text, size=1_000_007)
+    counts = verdicts.seed_counts("made", verdicts.arms_of(ARMS), 3)
+    assert counts == {"seed": 3, "rope-all": 3, "layers-9": 1}  # one seed has rejected the claim on 8 layers
+    verdicts.main(verdicts.Config(tag="made", arms=ARMS))
+    record = read_json(base / "golf_claims/made/outcome.json")
+    rope, layers, overlap = record["tables"][0]["rows"]
+    assert rope[:3] == ["RoPE on half of the channels", "0.15 bpb", "all channels"]
+    assert rope[3] == pytest.approx(0.15)
+    assert rope[6] == pytest.approx(0.15)
+    assert rope[8:] == [3, 1000, 570, 900_000, "gains"]
+    assert layers[3] == pytest.approx(-0.201)  # beside the row's first seed
+    assert layers[8:] == [1, 1000, 570, 1_000_007, "loses; 7 bytes over the budget"]
+    assert overlap[3] == pytest.approx(0.05)
+    assert overlap[9:11] == [1000, 11]
+    assert overlap[12] == "gains"
+    figures = record["metrics"]
+    assert figures["bpb of the row, text to choose by"]["value"] == pytest.approx(2.0)
+    assert figures["bpb of the row, text to report"]["value"] == pytest.approx(1.7)
+    assert figures["Text to report"] == "report, 3 documents, 600 bytes"
+    assert figures["Runs"] == 7
+    assert figures["Hours of training and packing"]["value"] == pytest.approx(7 * 570 / 3600)
+
+
+def test_scores_without_a_stride_are_refused(base: Path) -> None:
+    leave_scores("seed", 1, 2.0, "choose")
+    with pytest.raises(ValueError, match="made-seed-1 was not scored with stride 96: run tracks"):
+        verdicts.read_study("made", verdicts.arms_of("stride-96"), {"seed": 1}, "choose")
