@@ -220,7 +220,6 @@ class Context:
     benchmarks: Benchmarks
 
 
-
 # ---- the filters: True, or a name, for a row to drop ----
 
 

@@ -36,12 +36,8 @@ class ChatSet:
 INSTRUCTION = ("instruction", "input")
 SETS = {
     "alpaca": ChatSet(HubFile("data/train-00000-of-00001.parquet", "tatsu-lab/alpaca"), INSTRUCTION, ("output",)),
-    "ko-alpaca": ChatSet(
-        HubFile("data/train-00000-of-00001.parquet", "local/ko-alpaca-v1"), INSTRUCTION, ("output",)
-    ),
-    "codegen": ChatSet(
-        HubFile("codegen/train-00000-of-00001.parquet", "local/gpteacher"), INSTRUCTION, ("response",)
-    ),
+    "ko-alpaca": ChatSet(HubFile("data/train-00000-of-00001.parquet", "local/ko-alpaca-v1"), INSTRUCTION, ("output",)),
+    "codegen": ChatSet(HubFile("codegen/train-00000-of-00001.parquet", "local/gpteacher"), INSTRUCTION, ("response",)),
     "roleplay": ChatSet(
         HubFile("roleplay/train-00000-of-00001.parquet", "local/gpteacher"), INSTRUCTION, ("response",)
     ),

@@ -161,9 +161,7 @@ def _filter_lists(table: sqlite3.Connection, settings: FilterSettings) -> dict[t
     return lists
 
 
-def write_output(
-    table: sqlite3.Connection, folder: Path, origin: Callable[[str], str] = str
-) -> Iterator[Path]:
+def write_output(table: sqlite3.Connection, folder: Path, origin: Callable[[str], str] = str) -> Iterator[Path]:
     """Write the rows that stay, and yield the files: a series of JSONL files for each bucket.
 
     A UserError before anything is written if a bucket is empty. origin: a function from a bucket to the one that it is

@@ -51,8 +51,18 @@ WORDS = {
             developer computer input output implement
             코드 함수 프로그램 변수 배열 서버 웹사이트 소프트웨어 개발자 컴퓨터 클래스 문자열 입력 출력 구현
         """,
-        sure_patterns=(r"```", r"\bdef \w+\(", r"\bfunction \w+\(", r"\bSELECT\b.+\bFROM\b", r"</?\w+>", r"#include",
-                       r"\bprint(?:ln)?\(", r"console\.log", r"\bimport \w+", r"\breturn \w+;?$"),
+        sure_patterns=(
+            r"```",
+            r"\bdef \w+\(",
+            r"\bfunction \w+\(",
+            r"\bSELECT\b.+\bFROM\b",
+            r"</?\w+>",
+            r"#include",
+            r"\bprint(?:ln)?\(",
+            r"console\.log",
+            r"\bimport \w+",
+            r"\breturn \w+;?$",
+        ),
         hint_patterns=(r"\w+\(\w*\)", r"[{};]\s*$"),
     ),
     "mathematics": Words(

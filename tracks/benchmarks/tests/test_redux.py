@@ -47,7 +47,9 @@ def test_a_solution_beyond_the_choices_is_named(write_rows) -> None:
 def test_in_neither_folder_it_is_refused_by_name(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path))
     monkeypatch.setattr("nanochat.data.hub.refusal", lambda server: "downloads are switched off")
-    with pytest.raises(HubError, match="KMMLU-Redux cannot be read: its folder on the hub is not documented") as refused:
+    with pytest.raises(
+        HubError, match="KMMLU-Redux cannot be read: its folder on the hub is not documented"
+    ) as refused:
         DATA()
     sentence = str(refused.value)
     for folder in ("kmmlu_redux", OTHER_FOLDER):
@@ -65,7 +67,13 @@ def test_the_files_of_the_gated_sets_are_where_their_readers_find_them(write_row
         [file] = TASKS[name].files("test")
         assert file.path == path
         assert file.revision == "refs/convert/parquet"
-    pro = {"question": "옳은 것은?", "options": list("가나다라마"), "solution": "5", "license_name": "변호사", "subject": "민법"}
+    pro = {
+        "question": "옳은 것은?",
+        "options": list("가나다라마"),
+        "solution": "5",
+        "license_name": "변호사",
+        "subject": "민법",
+    }
     path = write_rows("KMMLU-Pro", [pro])
     assert pq.read_table(path).column_names == [*pro]
     assert contents(TASKS["KMMLU-Pro"]()[0])[1] == "E"

@@ -27,7 +27,12 @@ def test_tables_count_each_half() -> None:
         for label in ("daily", "medical")
     ]
     scores = agreement.score_table(rows)["rows"]
-    assert [row[:3] for row in scores] == [("tune", "all", 4), ("tune", "any", 2), ("test", "all", 4), ("test", "any", 2)]
+    assert [row[:3] for row in scores] == [
+        ("tune", "all", 4),
+        ("tune", "any", 2),
+        ("test", "all", 4),
+        ("test", "any", 2),
+    ]
     assert scores[0][3].startswith("0.5000 ± ")
     confused = agreement.confusion_table([*rows, rows[0] | {"topic": "none"}], "tune")
     assert confused["rows"][0] == ["daily", 2, 0, 0, 0, 0, 1]

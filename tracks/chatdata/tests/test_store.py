@@ -122,7 +122,10 @@ def test_a_part_of_a_bucket_may_be_empty_but_not_the_bucket(tmp_path) -> None:
     with closing(merge([tmp_path / "0.db"], settings, tmp_path / "all.db")) as table:
         assert [path.name for path in write_output(table, tmp_path, settings.origin)] == ["web-daily-00000.jsonl"]
         assert {one["title"]: one["rows"] for one in report(table, settings)}["Topics"][0][:4] == (
-            "web-daily", "daily", 1, 1
+            "web-daily",
+            "daily",
+            1,
+            1,
         )
     with closing(merge([tmp_path / "1.db"], settings, tmp_path / "all.db")) as table:
         with pytest.raises(ValueError, match="the bucket web is empty, all of its 1 rows are dropped"):
