@@ -32,5 +32,6 @@ class Redux(MultipleChoice):
         names = " or ".join(str(file) for file in (*first, *others))
         raise HubError(
             f"{self.data.name} cannot be read: its folder on the hub is not documented, and it is in neither of two; "
-            f"accept its conditions on its page and set HF_TOKEN, or put its file into a mirror as {names} ({reasons[0]})"
+            "accept its conditions on its page and set HF_TOKEN, or put its file into a mirror as"
+            f" {names} ({reasons[0]})"
         )

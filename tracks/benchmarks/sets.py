@@ -94,8 +94,8 @@ TASKS: dict[str, DataSet] = {
         convert=layouts.inference,
         baseline=1 / 3,
     ),
-    # Questions of KMMLU from technical qualifications, without errors and without easy ones. Gated, as KMMLU-Pro and GPQA
-    # are: the hub gives the files to accounts that accepted the conditions.
+    # Questions of KMMLU from technical qualifications, without errors and without easy ones. Gated, as KMMLU-Pro and
+    # GPQA are: the hub gives the files to accounts that accepted the conditions.
     "KMMLU-Redux": DataSet(
         task=Redux,
         repo="LGAI-EXAONE/KMMLU-Redux",

@@ -71,7 +71,7 @@ class FilterSettings:
     # Relative to the usual ratio of the two languages, see LENGTHS.
     max_ratio: str = option(
         "all=2",
-        "maximum ratio of a translation's length to the expected length, by languages and buckets: all=2,en-ko=2.5,web=3",
+        "maximum ratio of a translation's length to the expected length, by languages or bucket: all=2,en-ko=2.5,web=3",
     )
     languages: str = option("", "language of the answers in a bucket, like korean=ko (default: that of the prompt)")
     near: str = option(
@@ -112,11 +112,12 @@ def pairs(text: str) -> dict[str, str]:
 
 
 @lru_cache
-def numbers(text: str, usual: str) -> dict[str, float]:
-    """Return the numbers in a setting by bucket: `all=8,daily=2`, or `8` for all. nan: not a number.
+def numbers(setting: str | float, usual: str) -> dict[str, float]:
+    """Return the numbers in a setting by bucket: `all=8,daily=2`, or `8` and 8 for all. nan: not a number.
 
     usual: the number for all, where the setting has none.
     """
+    text = str(setting)
     found = {}
     for bucket, value in ({ALL: usual} | (pairs(text) if "=" in text else {ALL: text})).items():
         try:

@@ -45,7 +45,8 @@ WORDS = {
             shell_script artificial_intelligence machine_learning deep_learning neural_network data_science
             computer_network computer_program chatbot gpt dataset classifier supervised_learning cloud_computing
             operating_system cybersecurity blockchain
-            파이썬 자바스크립트 자바 코딩 프로그래밍 알고리즘 소스코드 코드를 코드로 코드_조각 함수를_작성 프로그램을_작성 디버깅
+            파이썬 자바스크립트 자바 코딩 프로그래밍 알고리즘 소스코드 코드를 코드로 코드_조각 함수를_작성
+            프로그램을_작성 디버깅
             데이터베이스 정규표현식 자료구조 컴파일 리눅스 인공지능 인공_지능 머신러닝 기계_학습 딥러닝 신경망 챗봇
             데이터_과학 운영_체제 해킹 블록체인
         """,
@@ -53,7 +54,8 @@ WORDS = {
             code function script program class variable array string query database server loop method parameter
             integer website webpage app software browser frontend backend framework library command terminal file
             developer computer input output implement ai internet network data
-            코드 함수 프로그램 변수 배열 서버 웹사이트 소프트웨어 개발자 컴퓨터 클래스 문자열 입력 출력 구현 인터넷 데이터
+            코드 함수 프로그램 변수 배열 서버 웹사이트 소프트웨어 개발자 컴퓨터 클래스 문자열 입력 출력 구현 인터넷
+            데이터
         """,
         sure_patterns=(
             r"```",
@@ -75,7 +77,8 @@ WORDS = {
             denominator numerator hypotenuse theorem probability permutation combination matrix eigenvalue arithmetic
             square_root prime_number least_common_multiple greatest_common_divisor standard_deviation equation
             mathematics math percentage perimeter circumference how_many how_much_money their_sum surface_area
-            수학 방정식 미분 적분 함수의_값 확률 삼각형 직사각형 소수인지 소수입니다 최대공약수 최소공배수 제곱근 분수 평균을
+            수학 방정식 미분 적분 함수의_값 확률 삼각형 직사각형 소수인지 소수입니다 최대공약수 최소공배수 제곱근 분수
+            평균을
             구하시오 구하세요 계산하 계산합 둘레 넓이 표면적 거리_공식
         """,
         hint="""
@@ -120,8 +123,10 @@ WORDS = {
             electric_vehicle solar_panel spacecraft space_exploration astronaut fungus photon wavelength habitat
             wild_animal nervous_system digestive_system circulatory_system bloodstream lung energy-efficient
             sustainable eco-friendly temperature cell
-            물리학 물리 화학 생물 천문학 지질학 광합성 분자 원자 전자기 중력 속도를 가속도 열역학 엔트로피 양자 유전자 염색체
-            생태계 진화 행성 은하 태양계 지진 화산 온실가스 지구_온난화 기후_변화 기후변화 기후 재생_에너지 이산화탄소 산소 수소
+            물리학 물리 화학 생물 천문학 지질학 광합성 분자 원자 전자기 중력 속도를 가속도 열역학 엔트로피 양자 유전자
+            염색체
+            생태계 진화 행성 은하 태양계 지진 화산 온실가스 지구_온난화 기후_변화 기후변화 기후 재생_에너지 이산화탄소
+            산소 수소
             질소 실험 박테리아 포유류 파충류 양서류 핵융합 반도체 해수면 빙하 자전 공전 다중_우주 서식 동물의 식물의
             과학적 온도
         """,
@@ -130,7 +135,8 @@ WORDS = {
             magnetic metal acid plant animal fossil ocean weather environment environmental pollution engine machine
             robot technology sun moon earth star space rock soil liquid gas solid fish bird insect tree forest
             crop elephant tiger shark whale
-            과학 에너지 압력 전기 자석 금속 식물 동물 화석 해양 날씨 환경 오염 엔진 기계 로봇 기술 태양 지구 우주 토양 곤충
+            과학 에너지 압력 전기 자석 금속 식물 동물 화석 해양 날씨 환경 오염 엔진 기계 로봇 기술 태양 지구 우주 토양
+            곤충
             물질 열대 바다
         """,
     ),
@@ -140,13 +146,15 @@ WORDS = {
             birthday wedding girlfriend boyfriend friend love marketing slogan customer resume interview president king
             war history culture sentence grammar rewrite paraphrase tweet advertisement haiku joke campaign bio album
             ticket flight booking reservation apartment salon concert rental imagine_you_are you_are_a dialogue
-            이야기 소설 노래 편지 이메일 영화 드라마 식당 요리법 레시피 여행 호텔 생일 결혼 남자친구 여자친구 친구 사랑 짝사랑
+            이야기 소설 노래 편지 이메일 영화 드라마 식당 요리법 레시피 여행 호텔 생일 결혼 남자친구 여자친구 친구
+            사랑 짝사랑
             이별 마케팅 고객 자기소개서 면접 대통령 왕자 전쟁 역사 문화 문장 문법 광고 농담 한국사회 음운
         """,
         hint="""
             family mother father child school teacher student company manager team business job work music book game
             food cook dinner people city country language word name feel happy sad
-            가족 엄마 아빠 아이 학교 선생님 학생 회사 음악 책을 책의 게임 음식 요리 저녁 사람 도시 나라 언어 단어 이름 기분 행복
+            가족 엄마 아빠 아이 학교 선생님 학생 회사 음악 책을 책의 게임 음식 요리 저녁 사람 도시 나라 언어 단어 이름
+            기분 행복
             슬픔
         """,
     ),

@@ -37,7 +37,7 @@ def test_other_rows_than_the_labelled_ones_are_refused(tmp_path, monkeypatch) ->
     pq.write_table(pa.table({"Q": ["뭐 해?"], "A": ["쉬어요."]}), path)
     label = dict(zip(labelled.COLUMNS, ("korean-chatbot", "0", "0" * 12, "any", "tune", "daily"), strict=True))
     monkeypatch.setattr(labelled, "read_labels", lambda: [label])
-    with pytest.raises(UserError, match="row 0 of datasets/local/korean-chatbot-data/.* is not the one"):
+    with pytest.raises(UserError, match=r"row 0 of datasets/local/korean-chatbot-data/.* is not the one"):
         labelled.labelled_rows()
     [row] = labelled.read_set("korean-chatbot")
     assert labelled.text_of_row(row) == "뭐 해?\n쉬어요."

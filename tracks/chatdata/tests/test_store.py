@@ -127,6 +127,6 @@ def test_a_part_of_a_bucket_may_be_empty_but_not_the_bucket(tmp_path) -> None:
             1,
             1,
         )
-    with closing(merge([tmp_path / "1.db"], settings, tmp_path / "all.db")) as table:
-        with pytest.raises(ValueError, match="the bucket web is empty, all of its 1 rows are dropped"):
-            [*write_output(table, tmp_path, settings.origin)]
+    empty = pytest.raises(ValueError, match="the bucket web is empty, all of its 1 rows are dropped")
+    with closing(merge([tmp_path / "1.db"], settings, tmp_path / "all.db")) as table, empty:
+        list(write_output(table, tmp_path, settings.origin))
