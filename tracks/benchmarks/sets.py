@@ -13,6 +13,7 @@ from tracks.benchmarks.hrm8k import HRM8K
 from tracks.benchmarks.instructions import FollowedInstructions
 from tracks.benchmarks.livecodebench import LiveCodeBench
 from tracks.benchmarks.mclm import MCLM, SolvedMCLM
+from tracks.benchmarks.redux import Redux
 
 # Each subject of KMMLU is a folder.
 SUBJECTS = tuple(
@@ -93,11 +94,10 @@ TASKS: dict[str, DataSet] = {
         convert=layouts.inference,
         baseline=1 / 3,
     ),
-    # Questions of KMMLU from technical qualifications, without errors and without easy ones. Only its columns are
-    # documented: its folder is assumed to have a name like that of KMMLU-Pro. Gated, as KMMLU-Pro and GPQA are: the hub
-    # gives the files to accounts that accepted the conditions.
+    # Questions of KMMLU from technical qualifications, without errors and without easy ones. Gated, as KMMLU-Pro and
+    # GPQA are: the hub gives the files to accounts that accepted the conditions.
     "KMMLU-Redux": DataSet(
-        task=MultipleChoice,
+        task=Redux,
         repo="LGAI-EXAONE/KMMLU-Redux",
         path=CONVERTED,
         splits=(TEST,),

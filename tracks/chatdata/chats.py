@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from contextlib import closing
+from dataclasses import fields
 from pathlib import Path
 
 from nanochat.config import check_names, fixed_settings, flag_of, option, options, run_script
@@ -14,7 +15,7 @@ from nanochat.errors import UserError
 from nanochat.log import print0
 from nanochat.paths import hold_folder, read_json, stage_dir, text_sha256, tokenizer_file, write_json
 from nanochat.settings import TagSettings
-from tracks.chatdata.filters import Context, FilterSettings, check_settings, chosen_filters, pairs
+from tracks.chatdata.filters import Context, FilterSettings, check_settings, pairs
 
 
 @options("data")
@@ -60,6 +61,7 @@ def main(config: Config) -> None:
     from tracks.chatdata.contamination import Benchmarks
     from tracks.chatdata.sources import benchmark_questions, open_sources
     from tracks.chatdata.store import filter_file, merge, report, write_output
+    from tracks.chatdata.topics import tagged
 
     check(config)
     outcome = Outcome.begin("chats", config.tag, config)
@@ -76,8 +78,9 @@ def main(config: Config) -> None:
         "sources": [source.origin | {"rows": source.rows, "files": source.hashes} for source in sources],
     }
     if manifest.exists():
-        before = read_json(manifest)
-        others = ", ".join(name for name in settings if settings[name] != before.get(name))
+        # What a manifest does not have came later: its run had the default. Limits used to be numbers.
+        before = {flag_of(one.name): one.default for one in fields(config)} | read_json(manifest)
+        others = ", ".join(name for name in settings if before.get(name) != settings[name] != str(before.get(name)))
         if others:
             raise UserError(f"{out} was made with other settings or files ({others}): use another --tag or --out")
         print0(f"{out} is finished")
@@ -92,13 +95,15 @@ def main(config: Config) -> None:
     with hold_folder(out / "work" / config.part.replace("/", "-of-")):
         for source, table in list(zip(sources, tables, strict=True))[part_of(config.part)]:
             if not table.exists():
-                filter_file(source.stream(), source.rows, context, table)
+                split = config.is_split(source.origin["bucket"])
+                stream = tagged(source.stream(), split) if split or config.topics else source.stream()
+                filter_file(stream, source.rows, context, table)
                 print0(f"{', '.join(source.hashes)}: {source.rows:,} rows are filtered")
         if config.part:
             return
         with closing(merge(tables, config, work / "all.db")) as rows:
-            outcome.tables = report(rows, chosen_filters(config))
-            for path in write_output(rows, work):
+            outcome.tables = report(rows, config)
+            for path in write_output(rows, work, config.origin):
                 outcome.add_artifact(path)
                 path.replace(out / path.name)
         outcome.metrics = {"Rows in": sum(source.rows for source in sources)} | benchmarks.sizes

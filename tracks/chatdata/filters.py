@@ -4,19 +4,24 @@ A new filter is a function and a row in FILTERS; its settings are fields of Filt
 """
 
 import json
+import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
 from nanochat.chat import check_conversation, has_tool_turns, render_conversation, text_of
-from nanochat.config import Count, check_names, option, options
+from nanochat.config import check_names, option, options
 from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.tokenizer import Tokenizer
 from tracks.chatdata.contamination import Benchmarks
+from tracks.chatdata.topics import TOPICS
+
+Value = TypeVar("Value")
 
 IMAGE = re.compile(
     r"(?i)!\[[^\]]*\]\(|<img\b|https?://\S+\.(?:png|jpe?g|gif|webp|svg|bmp)\b|"
@@ -42,21 +47,56 @@ SCRIPTS |= {"ARABIC": "ar", "DEVANAGARI": "hi", "THAI": "th", "GREEK": "el", "HE
 LENGTHS = {"ko": 0.5, "ja": 0.45, "zh": 0.3}  # characters of a text, relative to other languages
 FEW_LETTERS = 20  # too few to judge the script of an answer
 LEAST_SHARE = 0.2  # of an answer's letters in the expected script
+# Usual values of settings, which may have others by bucket.
+MIN_TOKENS = "8"
+MAX_TOKENS = "2048"
+NEAR = "0.8"
+NAME = r"[\w.-]+"  # of a bucket
+ALL = "all"  # in place of a bucket: every one without a value of its own
 
 
 @options("filters")
 class FilterSettings:
     """The filters of chats."""
 
-    filters: str = option("", "filters in order, separated by commas (default: all in tracks/chatdata/README.md)")
-    min_tokens: Count = option(8, "shortest row, in tokens of the rendered conversation")
-    max_tokens: Count = option(2048, "longest row, in tokens of the rendered conversation", least=1)
+    filters: str = option(
+        "",
+        "filters in order, like turns,exact, or by bucket: 'all=turns,images,exact;daily=turns,exact' "
+        "(default: all in tracks/chatdata/README.md)",
+    )
+    min_tokens: str = option(
+        MIN_TOKENS, "shortest row, in tokens of the rendered conversation, or by bucket, like all=8,daily=2"
+    )
+    max_tokens: str = option(MAX_TOKENS, "longest row, in tokens of the rendered conversation, or by bucket")
     # Relative to the usual ratio of the two languages, see LENGTHS.
     max_ratio: str = option(
-        "all=2", "maximum ratio of a translation's length to the expected length, like all=2,en-ko=2.5"
+        "all=2",
+        "maximum ratio of a translation's length to the expected length, by languages or bucket: all=2,en-ko=2.5,web=3",
     )
     languages: str = option("", "language of the answers in a bucket, like korean=ko (default: that of the prompt)")
-    near: float = option(0.8, "drop rows that are at least this similar to an earlier one", least=0.5, below=1)
+    near: str = option(
+        NEAR, "drop rows that are at least this similar to an earlier one, or by bucket, like all=0.8,web=0.9"
+    )
+    topics: bool = option(False, "give each row its topic: daily, code, science, medical or mathematics")
+    split_topics: str = option(
+        "", "buckets to split by topic, like web,forum or all: web becomes web-daily, web-code and so on"
+    )
+
+    def is_split(self, bucket: str) -> bool:
+        """Return True if a bucket of the sources is split by topic."""
+        return not {bucket, ALL}.isdisjoint(re.findall(NAME, self.split_topics))
+
+    def origin(self, bucket: str) -> str:
+        """Return the bucket of the sources that a bucket of the output is, or is a part of."""
+        name, _, topic = bucket.rpartition("-")
+        return name if topic in TOPICS and self.is_split(name) else bucket
+
+    def for_bucket(self, values: Mapping[str, Value], bucket: str) -> Value | None:
+        """Return the value that counts for a bucket: its own, else that of the bucket it is a part of, else of all."""
+        for name in (bucket, self.origin(bucket), ALL):
+            if name in values:
+                return values[name]
+        return None
 
 
 @lru_cache
@@ -64,11 +104,49 @@ def pairs(text: str) -> dict[str, str]:
     """Return the pairs in a setting like `korean=ko,code=en`."""
     found = {}
     for word in filter(None, text.split(",")):
-        match = re.fullmatch(r"\s*([\w.-]+)=(.+)", word)
+        match = re.fullmatch(rf"\s*({NAME})=(.+)", word)
         if not match or match[1] in found:
             raise UserError(f"{word} is not like NAME=VALUE, or has a NAME for the second time")
         found[match[1]] = match[2]
     return found
+
+
+@lru_cache
+def numbers(setting: str | float, usual: str) -> dict[str, float]:
+    """Return the numbers in a setting by bucket: `all=8,daily=2`, or `8` and 8 for all. nan: not a number.
+
+    usual: the number for all, where the setting has none.
+    """
+    text = str(setting)
+    found = {}
+    for bucket, value in ({ALL: usual} | (pairs(text) if "=" in text else {ALL: text})).items():
+        try:
+            found[bucket] = float(value)
+        except ValueError:
+            found[bucket] = math.nan
+    return found
+
+
+@lru_cache
+def filter_lists(text: str) -> dict[str, list[str]]:
+    """Return the filters by bucket, in the order in which they run: those over all rows come last.
+
+    `turns,images` is for all buckets, and `all=turns,images;daily=turns` for daily another list. Without one for all it
+    is all filters.
+    """
+    found = {}
+    for word in filter(str.strip, text.split(";")):
+        bucket, _, listed = word.rpartition("=")
+        bucket = bucket.strip() or ALL
+        names = re.findall(r"[\w-]+", listed)
+        check_names("--filters:", names, FILTERS)
+        if bucket in found or not names:
+            raise UserError(f"--filters: {word} names no filter, or {bucket} stands there for the second time")
+        found[bucket] = names
+    found.setdefault(ALL, [*FILTERS])
+    return {
+        bucket: sorted(dict.fromkeys(names), key=lambda name: FILTERS[name] is None) for bucket, names in found.items()
+    }
 
 
 def letters(text: str) -> Counter[str]:
@@ -96,6 +174,7 @@ class Row:
 
     def __init__(self, value: Record, tokenizer: Tokenizer) -> None:
         self.bucket = value["bucket"]
+        self.topic = value["topic"] if value.get("topic") in TOPICS else ""
         self.fault = ""
         self.languages = ""
         self.ratio = 0.0
@@ -145,15 +224,31 @@ class Context:
 # ---- the filters: True, or a name, for a row to drop ----
 
 
+def number_for(setting: str, usual: str, settings: FilterSettings, bucket: str) -> float:
+    """Return the number in a setting that counts for a bucket."""
+    number = settings.for_bucket(numbers(setting, usual), bucket)
+    assert number is not None  # there is always one for all
+    return number
+
+
+def is_short(row: Row, context: Context) -> bool:
+    return len(row.ids) < number_for(context.settings.min_tokens, MIN_TOKENS, context.settings, row.bucket)
+
+
+def is_long(row: Row, context: Context) -> bool:
+    return len(row.ids) > number_for(context.settings.max_tokens, MAX_TOKENS, context.settings, row.bucket)
+
+
 def off_length(row: Row, context: Context) -> bool:
     limits = pairs(context.settings.max_ratio)
-    most = float(limits.get(row.languages) or limits.get("all", "inf"))
+    own = {name: limit for name, limit in limits.items() if name != ALL}
+    most = float(context.settings.for_bucket(own, row.bucket) or limits.get(row.languages) or limits.get(ALL, "inf"))
     return row.ratio > 0 and not 1 / most <= row.ratio <= most
 
 
 def wrong_script(row: Row, context: Context) -> bool:
     for prompt, answer in zip(row.prompts, row.answers, strict=True):
-        expected = pairs(context.settings.languages).get(row.bucket) or language(prompt)
+        expected = context.settings.for_bucket(pairs(context.settings.languages), row.bucket) or language(prompt)
         found = letters(answer)
         if expected and found.total() >= FEW_LETTERS and found[expected] < LEAST_SHARE * found.total():
             return True
@@ -164,8 +259,8 @@ def wrong_script(row: Row, context: Context) -> bool:
 FILTERS: dict[str, Callable[[Row, Context], object] | None] = {
     "turns": lambda row, _: row.fault,
     "images": lambda row, _: bool(IMAGE.search(row.text)),
-    "short": lambda row, context: len(row.ids) < context.settings.min_tokens,
-    "long": lambda row, context: len(row.ids) > context.settings.max_tokens,
+    "short": is_short,
+    "long": is_long,
     "ratio": off_length,
     "script": wrong_script,
     "refusals": lambda row, _: any(map(REFUSAL.match, row.answers)),
@@ -176,20 +271,58 @@ FILTERS: dict[str, Callable[[Row, Context], object] | None] = {
 }
 
 
-def chosen_filters(settings: FilterSettings) -> list[str]:
-    """Return the names of filters in the order in which they run: those over all rows come last."""
-    names = re.findall(r"[\w-]+", settings.filters) or FILTERS
-    check_names("--filters:", names, FILTERS)
-    return sorted(dict.fromkeys(names), key=lambda name: FILTERS[name] is None)
+def chosen_filters(settings: FilterSettings, bucket: str = ALL) -> list[str]:
+    """Return the names of a bucket's filters in the order in which they run: those over all rows come last."""
+    chosen = settings.for_bucket(filter_lists(settings.filters), bucket)
+    assert chosen is not None  # there is always a list for all
+    return chosen
+
+
+def least_similarity(settings: FilterSettings, bucket: str) -> float:
+    """Return the similarity from which on the filter `near` drops a row of a bucket."""
+    return number_for(settings.near, NEAR, settings, bucket)
 
 
 def check_settings(settings: FilterSettings, buckets: Collection[str]) -> None:
-    """Raise a UserError for filters, buckets and languages that do not exist, and for ratios below 1."""
-    chosen_filters(settings)
+    """Raise a UserError for filters, buckets and languages that do not exist, and for numbers that are not possible.
+
+    buckets: of the sources. Settings may name those, and the parts of those that are split by topic.
+    """
+    check_names("--split-topics: the bucket", re.findall(NAME, settings.split_topics), [ALL, *buckets])
+    parts = [f"{bucket}-{topic}" for bucket in buckets if settings.is_split(bucket) for topic in TOPICS]
+    for part in parts:
+        if part in buckets:
+            raise UserError(f"--split-topics: a part would be called {part}, like a bucket of --sources: rename that")
+    buckets = [*buckets, *parts]
+    check_names("--filters: the bucket", filter_lists(settings.filters), [ALL, *buckets])
     languages = pairs(settings.languages)
     known = sorted({*SCRIPTS.values()})
     check_names("--languages: the bucket", languages, buckets)
     check_names("--languages: the language", languages.values(), known)
     one = f"({'|'.join(known)})"
-    if not re.fullmatch(rf"(\s*(all|{one}-{one})=[1-9]\d*(\.\d+)?(,|$))*", settings.max_ratio):
-        raise UserError(f"--max-ratio={settings.max_ratio} is not like all=2,en-ko=2.5, with ratios from 1 on")
+    names = "|".join(map(re.escape, [ALL, *buckets]))
+    if not re.fullmatch(rf"(\s*({names}|{one}-{one})=[1-9]\d*(\.\d+)?(,|$))*", settings.max_ratio):
+        raise UserError(
+            f"--max-ratio={settings.max_ratio} is not like all=2,en-ko=2.5, with ratios from 1 on"
+            " for languages and buckets of --sources"
+        )
+    _check_numbers("--min-tokens", settings.min_tokens, numbers(settings.min_tokens, MIN_TOKENS), buckets, least=0)
+    _check_numbers("--max-tokens", settings.max_tokens, numbers(settings.max_tokens, MAX_TOKENS), buckets, least=1)
+    near = numbers(settings.near, NEAR)
+    _check_numbers("--near", settings.near, near, buckets, least=0.5, below=1)
+
+
+def _check_numbers(
+    flag: str,
+    setting: str,
+    given: Mapping[str, float],
+    buckets: Collection[str],
+    least: float,
+    below: float = math.inf,
+) -> None:
+    check_names(f"{flag}: the bucket", given, [ALL, *buckets])
+    for value in given.values():
+        if below == math.inf and not (least <= value < below and value == round(value)):
+            raise UserError(f"{flag}={setting} is not like 8 or all=8,web=2, with whole numbers from {least} on")
+        if not least <= value < below:  # nor is it nan
+            raise UserError(f"{flag}={setting} is not like 0.8 or all=0.8,web=0.9, from {least} on and below {below}")

@@ -1,8 +1,9 @@
-"""Let a teacher translate the prompts of conversations, write the answers, or check multiple-choice questions.
+"""Let a teacher translate the prompts of conversations, write answers, name topics, or check multiple-choice questions.
 
 python -m tracks.chatdata.teach --language=Korean --sources=web=json:chats.jsonl --out=prompts.jsonl --teacher=...
 python -m tracks.chatdata.teach --sources=web=json:prompts.jsonl --teacher=http://localhost:8000/v1 --teacher-model=...
 python -m tracks.chatdata.teach --check-choices --sources=mcq=MMLU~options:8 --out=checked.jsonl --teacher=...
+python -m tracks.chatdata.teach --topics --sources=web=json:chats.jsonl --out=tagged.jsonl --teacher=...
 """
 
 from collections.abc import Callable
@@ -14,22 +15,25 @@ from nanochat.config import option, options, run_script
 from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.paths import write_jsonl
-from tracks.chatdata.teacher import Teacher, TeacherSettings, answer, check_choices, translate
+from tracks.chatdata.teacher import Teacher, TeacherSettings, answer, check_choices, topic, translate
 
 
 @options("data")
 class Config(TeacherSettings):
-    """Translate, answer or check conversations. Run the same command again to resume: answers are kept."""
+    """Translate, answer, check or tag conversations. Run the same command again to resume: answers are kept."""
 
     sources: str = option("", "source of each bucket, like facts=World-Chat,web=json:my.jsonl")
     out: str = option("taught.jsonl", "file to write, JSONL")
     language: str = option("", "translate the prompts into it (default: write the answers)")
     check_choices: bool = option(False, "keep only multiple-choice questions with exactly one right choice")
+    topics: bool = option(False, "add the topic of each conversation, for tracks.chatdata.chats --topics")
     tokenizer_tag: str = option("default", "run that trained the tokenizer, for tasks about its text")
 
     def __post_init__(self) -> None:
-        if self.language and self.check_choices:
-            raise UserError("--language and --check-choices cannot be combined: translate first, then check")
+        uses = {"--language": self.language, "--check-choices": self.check_choices, "--topics": self.topics}
+        chosen = [flag for flag, value in uses.items() if value]
+        if len(chosen) > 1:
+            raise UserError(f"{' and '.join(chosen)} cannot be combined: run the command once for each")
 
 
 def main(config: Config) -> None:
@@ -50,6 +54,8 @@ def main(config: Config) -> None:
     work: Callable[[Teacher, Record], Record]
     if config.check_choices:
         work = check_choices
+    elif config.topics:
+        work = topic
     elif config.language:
         work = partial(translate, language=config.language)
     else:

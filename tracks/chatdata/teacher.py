@@ -21,11 +21,13 @@ from nanochat.log import Progress, Record, print0
 from nanochat.paths import base_dir, read_json, text_sha256, write_json
 from nanochat.protocols import Message
 from nanochat.statistics import Metrics, mean_estimate
+from tracks.chatdata.topics import TOPICS
 
 PROMPTS = Path(__file__).parent / "prompts"
 KEY = "OPENAI_API_KEY"  # environment variable
 SECRET = 8  # characters; local servers accept keys like EMPTY, which may be words of an answer
 RETRIES = 5  # of a request
+SHOWN = 4000  # characters of a conversation whose topic is asked for
 SCORES = {"1": 1.0, "2": 0.0, "tie": 0.5}  # verdict -> score of the first answer
 
 
@@ -183,6 +185,12 @@ def answer(teacher: Teacher, row: Record) -> Record:
         elif message["role"] == "system":
             messages.append(message)
     return row | {"messages": messages, "teacher": teacher.settings.teacher_model}
+
+
+def topic(teacher: Teacher, row: Record) -> Record:
+    """Decide which topic a conversation has."""
+    shown = "\n\n".join(f"{message['role']}: {text_of(message)}" for message in row["messages"])[:SHOWN]
+    return row | {"topic": _verdict("|".join(TOPICS), teacher.ask("topic", conversation=shown))}
 
 
 def check_choices(teacher: Teacher, row: Record) -> Record:

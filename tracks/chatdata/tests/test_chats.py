@@ -12,7 +12,7 @@ from chat_files import write_lines
 from conftest import ROOT, plant_world
 from made_chats import chat, chats, small_tokenizer
 
-from nanochat.paths import read_json, read_jsonl
+from nanochat.paths import read_json, read_jsonl, write_json
 from tasks import TASKS
 from tracks.chatdata.filters import FILTERS
 
@@ -111,3 +111,58 @@ def test_parts_and_a_killed_run_give_the_bytes_of_one_run(here, base, tmp_path) 
     for tag in ("parts", "killed"):
         assert output(base / f"chats/{tag}") == whole
         assert not (base / f"chats/{tag}/work").exists()
+
+
+def test_a_bucket_is_split_by_topic_and_daily_keeps_its_noise(here, base, tmp_path) -> None:
+    noisy = chat("Who draws this for my friend? ![a](b.png)", "I draw it for her.")
+    rows = [
+        chat("Write a Python function that adds two numbers.", "def add(a, b): return a + b"),
+        chat("![a](b.png) What are the symptoms of diabetes, doctor?", "Thirst and tiredness."),
+        chat("Tell me a story about a friend in the city.", "Once upon a time there was a friend."),
+        noisy,
+        chat("What is this about, of all things?", "It is about science.", topic="science"),
+    ]
+    web = write_lines(tmp_path / "web.jsonl", *rows)
+    flags = (
+        f"--sources=web={web},other={web}",
+        "--split-topics=web",
+        "--filters=all=turns,images;web-daily=turns",
+        "--tag=topics",
+    )
+    here(SCRIPT, *flags)
+    folder = base / "chats/topics"
+    names = ["other", "web-code", "web-daily", "web-science"]
+    assert sorted(path.name for path in folder.glob("*.jsonl")) == [f"{name}-00000.jsonl" for name in names]
+    daily = list(read_jsonl(folder / "web-daily-00000.jsonl", dict))
+    assert [row["messages"] for row in daily] == [rows[2]["messages"], noisy["messages"]]
+    assert {(row["bucket"], row["topic"]) for row in daily} == {("web-daily", "daily")}
+    assert "topic" not in next(read_jsonl(folder / "other-00000.jsonl", dict))
+    counted = [row[:4] for row in tables(folder)["Topics"] if row[0] != "other"]
+    assert counted == [
+        ["web-code", "code", 1, 1],
+        ["web-daily", "daily", 2, 2],
+        ["web-medical", "medical", 1, 0],
+        ["web-science", "science", 1, 1],
+    ]
+    manifest = read_json(folder / "manifest.json")
+    assert manifest["--split-topics"] == "web"
+    assert manifest["--filters"] == "all=turns,images;web-daily=turns"
+    assert manifest["counts"]["Topics"] == tables(folder)["Topics"]
+    assert manifest["counts"]["Filters of web-daily"] == [["turns", 2, 2]]
+    here(SCRIPT, f"--sources=web={web}", "--topics", "--filters=turns", "--tag=tagged")
+    kept = list(read_jsonl(base / "chats/tagged/web-00000.jsonl", dict))
+    assert [row["topic"] for row in kept] == ["code", "medical", "daily", "daily", "science"]
+    assert {row["bucket"] for row in kept} == {"web"}
+
+
+def test_a_manifest_from_before_a_setting_counts_as_its_default(here, base, tmp_path) -> None:
+    web = write_lines(tmp_path / "web.jsonl", *chats(1, 5))
+    here(SCRIPT, f"--sources=web={web}", "--tag=old")
+    path = base / "chats/old/manifest.json"
+    manifest = read_json(path)
+    manifest |= {"--min-tokens": 8, "--max-tokens": 2048, "--near": 0.8}
+    del manifest["--topics"], manifest["--split-topics"]
+    write_json(path, manifest)
+    assert "is finished" in here(SCRIPT, f"--sources=web={web}", "--tag=old").stdout
+    refused = here(SCRIPT, f"--sources=web={web}", "--tag=old", "--topics", "--near=0.9", code=2).stderr
+    assert "was made with other settings or files (--near, --topics): " in refused

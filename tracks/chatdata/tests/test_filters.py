@@ -114,3 +114,34 @@ def test_figures_of_rows() -> None:
     row = filters.Row(chat("가" * 60, "네", original="a" * 100, bucket="a"), TOKENIZER)
     assert (row.languages, row.ratio) == ("en-ko", pytest.approx(0.6 / 0.5))
     assert filters.pairs("a=1, b=x=y") == {"a": "1", "b": "x=y"}
+
+
+def test_a_bucket_has_its_own_list_and_its_own_numbers() -> None:
+    settings = filters.FilterSettings(
+        filters="all=near,turns,images; web=exact,turns;web-code=turns",
+        min_tokens="all=8,web=2",
+        max_tokens="web-code=2e4",
+        max_ratio="all=1.5,en-ko=2,web=4",
+        split_topics="web",
+    )
+    filters.check_settings(settings, ["web", "korean"])
+    chosen = {name: filters.chosen_filters(settings, name) for name in ("korean", "web-daily", "web-code")}
+    assert chosen == {
+        "korean": ["turns", "images", "near"],
+        "web-daily": ["turns", "exact"],
+        "web-code": ["turns"],
+    }
+    assert filters.chosen_filters(filters.FilterSettings(filters="web=turns"), "korean") == [*filters.FILTERS]
+    context = filters.Context(settings, TOKENIZER, Benchmarks({}))
+    short = chat("Hi", "Ho")
+    for bucket, drops in (("korean", True), ("web", False), ("web-code", False), ("web-daily", False)):
+        row = filters.Row(short | {"bucket": bucket}, TOKENIZER)
+        assert bool(filters.is_short(row, context)) == (drops and len(row.ids) < 8)
+    long = chat("a", "word " * 2000)
+    for bucket, drops in (("korean", True), ("web", True), ("web-code", False)):
+        assert filters.is_long(filters.Row(long | {"bucket": bucket}, TOKENIZER), context) == drops
+    translated = chat(KOREAN * 3, "네", original=ENGLISH)
+    row = filters.Row(translated | {"bucket": "korean"}, TOKENIZER)
+    assert 2 < row.ratio < 4
+    assert filters.off_length(row, context)
+    assert not filters.off_length(filters.Row(translated | {"bucket": "web-science"}, TOKENIZER), context)

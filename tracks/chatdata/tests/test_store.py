@@ -15,7 +15,7 @@ from tracks.chatdata.contamination import Benchmarks
 from tracks.chatdata.filters import Context, FilterSettings
 from tracks.chatdata.store import filter_file, merge, report, write_output
 
-SETTINGS = FilterSettings()
+SETTINGS = FilterSettings(filters="short,exact,near")
 CONTEXT = Context(SETTINGS, small_tokenizer(), Benchmarks({}))
 
 
@@ -48,7 +48,7 @@ def test_duplicates_are_those_of_a_plain_search_in_any_files(tmp_path) -> None:
             filter_file(rows[start:end], end - start, CONTEXT, part)
         with closing(merge(parts, SETTINGS, tmp_path / "all.db")) as table:
             [path] = write_output(table, tmp_path)
-            tables = {one["title"]: one["rows"] for one in report(table, ["short", "exact", "near"])}
+            tables = {one["title"]: one["rows"] for one in report(table, SETTINGS)}
         assert list(read_jsonl(path, dict)) == kept
         counts = [len(rows), len(rows), len(rows) - expected["exact"], len(kept)]
         assert [row[1:] for row in tables["Filters"]] == [*pairwise(counts)]
@@ -76,7 +76,7 @@ def test_malformed_rows_are_counted_and_long_rows_need_little_memory(tmp_path) -
     assert tracemalloc.get_traced_memory()[1] < 300e6
     tracemalloc.stop()
     with closing(merge([tmp_path / "a.db"], context.settings, tmp_path / "all.db")) as table:
-        tables = {one["title"]: one["rows"] for one in report(table, ["ratio", "turns", "exact"])}
+        tables = {one["title"]: one["rows"] for one in report(table, context.settings)}
     assert tables["Filters"] == [("ratio", 8, 8), ("turns", 8, 3), ("exact", 3, 2)]
     faults = [text for name, _, text in tables["Examples of dropped rows"] if name == "turns"]
     assert faults[:2] == [
@@ -85,3 +85,48 @@ def test_malformed_rows_are_counted_and_long_rows_need_little_memory(tmp_path) -
     ]
     with pytest.raises(ValueError, match="a row of a is malformed, drop it with the filter turns: the last message"):
         filter_file(rows, len(rows), replace(CONTEXT, settings=FilterSettings(filters="exact")), tmp_path / "b.db")
+
+
+def test_a_bucket_has_its_own_filters_and_similarity(tmp_path) -> None:
+    text = "Where is the harbour of the old town, and how do I get there from the station?"
+    near = "Where is the harbour of the old town, and how do I get there from the airport?"
+    other = "A question about something else entirely, %s at sea?"
+    rows = [chat(text, "Here.") | {"bucket": bucket} for bucket in ("a", "a", "b", "noisy", "near", "near")]
+    rows += [chat(near, "Here.") | {"bucket": bucket} for bucket in ("a", "b", "noisy")]
+    rows += [chat(near) | {"bucket": "b"}, chat(f"{near} Please!", "Here.") | {"bucket": "b"}]
+    rows += [chat(other % "rain", "Yes.") | {"bucket": "b"}, chat("And the last of them?", "No.") | {"bucket": "near"}]
+    filters = "all=turns,exact,near;noisy=turns;near=turns,near"
+    settings = FilterSettings(filters=filters, near="all=0.99,b=0.6")
+    filter_file(rows, len(rows), replace(CONTEXT, settings=settings), tmp_path / "a.db")
+    with closing(merge([tmp_path / "a.db"], settings, tmp_path / "all.db")) as table:
+        kept = table.execute("SELECT bucket, id FROM rows WHERE reason = ''").fetchall()
+        reasons = table.execute("SELECT id, reason FROM rows WHERE reason <> '' ORDER BY id").fetchall()
+        tables = {one["title"]: one["rows"] for one in report(table, settings)}
+        assert [path.name for path in write_output(table, tmp_path)] == [
+            f"{bucket}-00000.jsonl" for bucket in ("a", "b", "noisy", "near")
+        ]
+    assert kept == [("a", 1), ("noisy", 4), ("a", 7), ("noisy", 9), ("b", 12), ("near", 13)]
+    by_reason = {name: [number for number, reason in reasons if reason == name] for name in ("turns", "exact", "near")}
+    assert by_reason == {"turns": [10], "exact": [2, 3, 8], "near": [5, 6, 11]}
+    assert tables["Filters of a, b"] == [("turns", 8, 7), ("exact", 7, 4), ("near", 4, 3)]
+    assert tables["Filters of noisy"] == [("turns", 2, 2)]
+    assert tables["Filters of near"] == [("turns", 3, 3), ("near", 3, 1)]
+    assert "Filters" not in tables
+
+
+def test_a_part_of_a_bucket_may_be_empty_but_not_the_bucket(tmp_path) -> None:
+    settings = FilterSettings(filters="turns", split_topics="web")
+    rows = [chat("Hi", "Ho") | {"bucket": "web-daily", "topic": "daily"}, chat("Hi") | {"bucket": "web-code"}]
+    for number, count in ((0, 2), (1, 1)):
+        filter_file(rows[number:], count, replace(CONTEXT, settings=settings), tmp_path / f"{number}.db")
+    with closing(merge([tmp_path / "0.db"], settings, tmp_path / "all.db")) as table:
+        assert [path.name for path in write_output(table, tmp_path, settings.origin)] == ["web-daily-00000.jsonl"]
+        assert {one["title"]: one["rows"] for one in report(table, settings)}["Topics"][0][:4] == (
+            "web-daily",
+            "daily",
+            1,
+            1,
+        )
+    empty = pytest.raises(ValueError, match="the bucket web is empty, all of its 1 rows are dropped")
+    with closing(merge([tmp_path / "1.db"], settings, tmp_path / "all.db")) as table, empty:
+        list(write_output(table, tmp_path, settings.origin))

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from made_chats import chat as made_chat
 
 from nanochat.errors import UserError
 from nanochat.paths import read_json, read_jsonl
@@ -60,3 +61,15 @@ def test_questions_with_a_second_right_choice_are_left_out(tmp_path, here) -> No
     with teaching(reply) as served:
         refused = here(*command, *served.flags, code=2)
     assert "nothing is written" in refused.stderr
+
+
+def test_a_teacher_names_topics_and_its_word_counts(tmp_path, here, base) -> None:
+    rows = [made_chat("How are you?", "Well."), made_chat("What is a star?", "A sun.")]
+    chats, out = tmp_path / "chats.jsonl", tmp_path / "tagged.jsonl"
+    chats.write_text("\n".join(map(json.dumps, rows)))
+    with teaching(lambda text: completion(f"Verdict: {'science' if 'star' in text else 'daily'}")) as served:
+        here("tracks.chatdata.teach", "--topics", f"--sources=b=json:{chats}", f"--out={out}", *served.flags)
+        assert "user: How are you?\n\nassistant: Well." in served.asked[0] + served.asked[1]
+    tagged = list(read_jsonl(out, dict))
+    assert [row["topic"] for row in tagged] == ["daily", "science"]
+    assert [row["messages"] for row in tagged] == [row["messages"] for row in rows]
