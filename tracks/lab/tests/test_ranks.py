@@ -1,6 +1,7 @@
 """A lab on one rank and on two gloo ranks under torchrun: the same records and the same card, but for rounding."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ from nanochat.paths import read_json
 from tracks.lab.tests.made_labs import BaseLab, write_sbatch
 
 TOLERANCE = 1e-4  # of losses, gradient norms and bits per byte, as in tests/test_run.py
+OF_QUOTIENTS = 5e-3  # of p values and intervals, which are quotients of small differences
+NUMBER = re.compile(r"[-+]?\d[\d.]*(e-?\d+)?")  # in a sentence, where it is rounded
 CHANGES = {
     "seeds = [1, 2, 3]": "seeds = [1, 2]",
     "--no-compile": "--no-compile --eval-every=0",
@@ -20,7 +23,7 @@ CHANGES = {
 
 
 def numbers(value: Any, place: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the numbers in a document of JSON with their places; texts are a part of the place."""
+    """Yield the numbers in a document of JSON with their places; texts without theirs are a part of the place."""
     if isinstance(value, Mapping):
         for name, part in value.items():
             yield from numbers(part, f"{place}/{name}")
@@ -30,7 +33,7 @@ def numbers(value: Any, place: str = "") -> Iterator[tuple[str, float]]:
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield place, value
     else:
-        yield f"{place}={value}", 0.0
+        yield f"{place}={NUMBER.sub('#', str(value))}", 0.0
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +63,6 @@ def test_records_are_the_same(labs: dict[int, BaseLab]) -> None:
         assert [record.keys() for record in one] == [record.keys() for record in two]
         for first, second in zip(one, two, strict=True):
             assert first == pytest.approx(second, abs=TOLERANCE), path.name
-    assert len({lab.losses("lab-default-plain-1-1")[-1] for lab in labs.values()}) <= 2
 
 
 def test_cards_are_the_same(labs: dict[int, BaseLab]) -> None:
@@ -74,8 +76,6 @@ def test_cards_are_the_same(labs: dict[int, BaseLab]) -> None:
             cells.append(dict(numbers(rows)))
         assert len(cells[0]) > 3
         assert cells[0].keys() == cells[1].keys()
-        # A quotient of two small differences, such as p, keeps fewer digits.
-        small = {place: value for place, value in cells[0].items() if "Shown" not in place}
-        assert small == pytest.approx(cells[1], abs=50 * TOLERANCE)
+        assert cells[0] == pytest.approx(cells[1], abs=OF_QUOTIENTS)
     verdicts = [read_json(lab.folder / "lab/lab/recommendation.json")["recommendation"] for lab in labs.values()]
     assert [[one["mix"], one["verdict"]] for one in verdicts[0]] == [[two["mix"], two["verdict"]] for two in verdicts[1]]
