@@ -28,7 +28,6 @@ from nanochat.data.corpus import absolute_data
 from nanochat.errors import UserError
 from nanochat.jobs.runner import TORCHRUN, Chain, Step
 from nanochat.jobs.scales import flag_words, read_flags
-
 from nanochat.jobs.series import check_flags
 from nanochat.log import Record, duration
 from nanochat.outcome import Outcome
@@ -82,7 +81,9 @@ STAGES = {
     ),
     "chat_sft": Trained("mid", "--mixture", TUNED_RATES, "validation loss", "val/loss"),
     "mid_train": Trained("base", "--mixture", TUNED_RATES, "validation loss", "val/loss"),
-    "chat_rl": Trained("sft", "--task", ANSWER_RATES, "pass@1", "eval/pass@1", higher_is_better=True, scores_tasks=False),
+    "chat_rl": Trained(
+        "sft", "--task", ANSWER_RATES, "pass@1", "eval/pass@1", higher_is_better=True, scores_tasks=False
+    ),
     "chat_dpo": Trained("sft", "--pairs", ANSWER_RATES, "pair accuracy", "eval/Pair accuracy", higher_is_better=True),
 }
 BPB = "bpb"  # among the benchmarks of base models: bits per byte of a validation text

@@ -81,9 +81,7 @@ def test_steps_are_commands_of_the_scripts(base: Path) -> None:
 
 
 def test_budgets(base: Path) -> None:
-    by_tokens = read_lab(
-        base, ("num_iterations = 4", "tokens = 4096"), ("--weight-decay=0", "--total-batch-size=512")
-    )
+    by_tokens = read_lab(base, ("num_iterations = 4", "tokens = 4096"), ("--weight-decay=0", "--total-batch-size=512"))
     steps = {
         run.mix: parse(base_train.Config, steps_of(by_tokens, run)[0].command[1:]).num_iterations
         for run in by_tokens.runs
@@ -173,7 +171,7 @@ def test_bits_per_byte_are_paired_by_seed(base: Path) -> None:
     assert {row[2] for row in tables["Differences from the reference"]} == {"world_people"}
     assert {row[2] for row in tables["Best seeds"]} == {"world_people"}
     # Nine runs of 100 seconds, and two evaluations of 10 each; no base is evaluated.
-    assert [row[:4] for row in tables["Cost"]][0] == ["Recipe", 9, 1080.0, 9e15]
+    assert next(row[:4] for row in tables["Cost"]) == ["Recipe", 9, 1080.0, 9e15]
 
 
 def test_a_broken_run_takes_its_pair_along(base: Path) -> None:
@@ -221,7 +219,8 @@ def test_rates_are_searched_by_bits_per_byte(base: Path, monkeypatch: pytest.Mon
     assert [0.3 < row[2] < 0.37 for row in rates["rows"] if row[-1]] == [True, True, True]
 
 
-def test_a_plan_names_what_pairs_can_show(base: Path) -> None:
+def test_a_plan_names_what_pairs_can_show(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracks.lab.sweep.disk_needed", lambda spec, runs: 0)
     lines = expectations(read_lab(base, ("seeds = [1, 2, 3]", "seeds = [1]")), {}, float)
     assert "bpb: smallest difference that can be shown: none, it needs two seeds" in lines
     [line] = [one for one in expectations(read_lab(base), {}, float) if one.startswith("bpb")]
@@ -247,8 +246,9 @@ def test_the_plan_has_hours_before_the_first_run(lab: BaseLab, monkeypatch: pyte
     assert code == 0, text
     assert "0 of 6 runs are finished" in text
     assert "of training, one run after the other, and evaluations, as --dry-run estimates" in text
-    assert "world_people: 4 questions" in text or "world_people: 11 questions" in text, text
+    assert "world_people: 6 questions" in text  # five are examples, so four are not enough
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(lab.folder))
+    monkeypatch.setattr("sys.executable", lab.python)  # which plans at once
     spec = read_spec(lab.spec)
     assert planned_training(spec) > 0
     # Weights in fp32 and the optimizer's state of each model.

@@ -78,4 +78,6 @@ def test_cards_are_the_same(labs: dict[int, BaseLab]) -> None:
         assert cells[0].keys() == cells[1].keys()
         assert cells[0] == pytest.approx(cells[1], abs=OF_QUOTIENTS)
     verdicts = [read_json(lab.folder / "lab/lab/recommendation.json")["recommendation"] for lab in labs.values()]
-    assert [[one["mix"], one["verdict"]] for one in verdicts[0]] == [[two["mix"], two["verdict"]] for two in verdicts[1]]
+    assert [[one["mix"], one["verdict"]] for one in verdicts[0]] == [
+        [two["mix"], two["verdict"]] for two in verdicts[1]
+    ]
