@@ -300,9 +300,11 @@ def write_report(spec: Spec, outcome: Outcome, results: Results, merged: Results
     found = trainings(results, spec.dev)
     sealed = []  # results on the held-out benchmarks
     synergies = gains_of(spec, results, are_synergies=True)
-    words = "Flags" if spec.is_pretraining else f"Words of {STAGES[spec.stage].mix}"
+    mixes = table_of("Mixes", f"Mix | Words of {STAGES[spec.stage].mix}", list(spec.mixes.items()))
+    if spec.is_pretraining:
+        mixes = table_of("Mixes", "Mix | Flags", list(spec.mixes.items()))
     tables = [
-        table_of("Mixes", f"Mix | {words}", list(spec.mixes.items())),
+        mixes,
         *score_tables("", spec, results, spec.open_tasks),
         table_of("Recommendation", "Base | Mix | Verdict | Reason", verdicts),
         *difference_tables("Synergies: gain beyond the sum of both", synergies),
@@ -419,15 +421,11 @@ def merge_table(spec: Spec, results: Results, merged: Results) -> Record:
 
 def difference_tables(title: str, table: significance.Table) -> list[Record]:
     """Return the tables of differences for the report: of points, and of bits per byte."""
-    tables = []
-    for name, columns, in_bits in ((title, DIFFERENCE, False), (f"{title}, bits per byte", BITS, True)):
-        rows = [
-            [*key, one.mean, one.error, one.low, one.high, one.freedom, one.p, one.adjusted, one.shown]
-            for key, one in table.items()
-            if one.in_bits == in_bits
-        ]
-        tables.append(table_of(name, columns, rows))
-    return tables
+    points, bits = [], []
+    for key, one in table.items():
+        row = [*key, one.mean, one.error, one.low, one.high, one.freedom, one.p, one.adjusted, one.shown]
+        (bits if one.in_bits else points).append(row)
+    return [table_of(title, DIFFERENCE, points), table_of(f"{title}, bits per byte", BITS, bits)]
 
 
 def luck_table(found: Trainings) -> Record:
