@@ -204,11 +204,11 @@ def run_step(
     entry["seconds"] += time.time() - start
     # A stop request may have come just before a normal end: training has saved, and exits with 0.
     if status or stop or (step.output and not step.outcome.exists()):
-        write_json(path, entry)
         reason = f"failed with exit status {status}"
         if stop:
             reason = f"was stopped by {signal.Signals(stop[0]).name}"
             status = status or 128 + stop[0]  # as a shell reports a signal
+        write_json(path, entry | {"status": status})
         message = f"{job.kind}: {step.name} {reason}\n  log: {log}\n  resume with: {job.resume}"
         print0(message, file=sys.stderr)
         return status or 1  # 0 without an outcome is a failure too

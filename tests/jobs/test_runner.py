@@ -123,6 +123,16 @@ def python_step(base: Path, code: str):
     return own, own.steps[0]
 
 
+@pytest.mark.parametrize(("code", "status"), [("exit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)])
+def test_a_record_has_the_exit_status_of_a_step_that_failed(code: str, status: int, job, base) -> None:
+    own, step = python_step(base, code)
+    assert runner.run_step(own, step, 0, []) == status
+    assert read_json(own.record(step))["status"] == status
+    (base / "stages/code.py").write_text("print('it works now')")
+    assert runner.run_step(own, step, 0, []) == 0
+    assert "status" not in read_json(own.record(step))
+
+
 def test_a_quiet_step_shows_the_end_of_its_log_if_it_fails(job, base, capfd) -> None:
     own, step = python_step(base, "print(*range(99), 'error: no network', sep='\\n', file=open(2, 'w'))\nexit(2)")
     assert runner.run_step(own, replace(step, quiet=True), 0, []) == 2

@@ -2,24 +2,31 @@
 
 python -m tracks.lab.embedded                                       45 minutes on two cores, besides the embedded run
 python -m tracks.lab.embedded --seed=2 --tag=lab-2 --out=lab-2.md   another world
+python -m tracks.lab.embedded --trainings=3 --tag=lab-three         three trainings of each base: see README.md
 python -m tracks.lab.embedded --final                               also evaluate the recommended mixes, held out
 
 Facts, arithmetic and Korean help with questions of their kind, spelling with none, poison harms; a second lab has
 broken runs. No network. Other flags go to tracks.lab.run. Run the same command again to resume.
 """
 
+import json
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from nanochat.config import Count, option, options, run_script
 from nanochat.environment import ROOT
 from nanochat.jobs.runner import Step
-from nanochat.jobs.series import report_step, run_series, training_step
+from nanochat.jobs.scales import SCALES, flag_words
+from nanochat.jobs.series import check_flags, report_step, run_series, training_step
+from nanochat.log import duration, print0
 from nanochat.paths import base_dir, write_text
 from nanochat.registry import module_of
 from nanochat.settings import TagSettings
+
+FURTHER_SEEDS = 1000  # between the seeds of the trainings of a base
 
 # A base of another architecture, with the tokenizer of the embedded run.
 OCTOBER = (
@@ -32,6 +39,7 @@ question = "Which buckets of conversations help which benchmark?"
 stage = "chat_sft"
 source = "base"
 bases = [{bases}]
+{replicas}
 seeds = {seeds}
 {rates}
 budget = {{ num_iterations = 80 }}
@@ -57,6 +65,7 @@ class Config(TagSettings):
 
     tag = option("lab", "name of the lab")
     seed: Count = option(1, "seed of the world", least=1)
+    trainings: Count = option(1, "trainings of each base; with one, verdicts hold for this training alone", least=1)
     out: str = option("", "file for the report card (default: TAG.md in the current folder)", in_card=False)
     flags: str = option("", "flags of tracks.lab.run, in quotes; unknown flags are passed on as well", rest=True)
 
@@ -75,10 +84,21 @@ def mixes_of(chats: Path) -> dict[str, str]:
     return {name: f"{common},{words}" for name, words in own.items()}
 
 
-def spec_text(bases: list[str], seeds: list[int], mixes: dict[str, str], broken: bool = False) -> str:
-    """Return the file that describes the lab. broken: at rates that break every run, without merges."""
+def spec_text(
+    bases: list[str],
+    seeds: list[int],
+    mixes: dict[str, str],
+    broken: bool = False,
+    replicas: Mapping[str, list[str]] = MappingProxyType({}),
+) -> str:
+    """Return the file that describes the lab.
+
+    broken: at rates that break every run, without merges. replicas: further trainings of the bases.
+    """
+    more = ", ".join(f'"{base}" = {json.dumps(tags)}' for base, tags in replicas.items())
     return SPEC.format(
         bases=", ".join(f'"{base}"' for base in bases),
+        replicas=f"replicas = {{ {more} }}" if more else "",
         seeds=seeds,
         rates="rates = [100.0]" if broken else "",
         mixes="\n".join(f'{name} = "{words}"' for name, words in mixes.items()),
@@ -86,21 +106,59 @@ def spec_text(bases: list[str], seeds: list[int], mixes: dict[str, str], broken:
     )
 
 
+def say_what_is_ahead(further: Sequence[Step], trainings: int) -> None:
+    """Print the time of the further trainings of the bases, which a plan does not start, and what they mean for it.
+
+    Without them the lab can be planned for the first trainings alone.
+    """
+    seconds = 0.0
+    for step in further:
+        if not step.outcome.exists():
+            script, *flags = step.command
+            seconds += json.loads(check_flags(script, ["--json", *flags]))["estimate"]["seconds"]
+    print0(
+        f"{len(further)} further trainings of the bases: about {duration(seconds)}, one after the other; the plan below"
+        f" is for the first training of each base, so {trainings} times that follows"
+    )
+
+
 def steps(config: Config, world_run: str, suffix: str) -> Iterator[Step]:
     """Yield the steps of the series. world_run: tag of the embedded run. suffix: of names, for a world's seed."""
     october = f"{world_run}-october"
-    flags = [*OCTOBER.split(), f"--seed={config.seed}"]
-    yield training_step("october", "scripts.base_train", flags, october, tokenizer_tag=world_run, data=f"world{suffix}")
+    recipes = {
+        world_run: ["--depth=8", *flag_words(SCALES["embedded"].flags["base_train"])],
+        october: OCTOBER.split(),
+    }
+    words = shlex.split(config.flags)
+    is_plan = "--plan" in words
+
+    def training(base: str, number: int) -> Step:
+        tag = base if number == 1 else f"{base}-{number}"
+        # Further trainings have seeds that no world has.
+        flags = [*recipes[base], f"--seed={config.seed + FURTHER_SEEDS * (number - 1)}"]
+        name = "october" if tag == october else f"base-{tag}"
+        return training_step(name, "scripts.base_train", flags, tag, tokenizer_tag=world_run, data=f"world{suffix}")
+
+    yield training(october, 1)  # the first training of the other one is that of the embedded run
+    further = [training(base, number) for base in recipes for number in range(2, config.trainings + 1)]
+    is_whole = not is_plan or all(step.outcome.exists() for step in further)
+    if not is_whole:
+        say_what_is_ahead(further, config.trainings)
+    else:
+        yield from further
     folder = base_dir().resolve() / "lab"
     card = f"--out={folder}/data{suffix}.md"
     yield Step("buckets", ["tracks.chatdata.run", f"--seed={config.seed}", f"--tag=data{suffix}", card])
 
     mixes = mixes_of(base_dir().resolve() / f"chats/data{suffix}")
     spec = folder / f"{config.tag}.toml"
-    write_text(spec, spec_text([world_run, october], [1, 2, 3], mixes))
-    words = shlex.split(config.flags)
+    numbers = range(2, config.trainings + 1)
+    replicas = {base: [f"{base}-{number}" for number in numbers] for base in recipes} if is_whole and numbers else {}
+    # The noise of trainings is larger than that of seeds: one run of each mix on each training is enough.
+    seeds = [1, 2, 3] if config.trainings == 1 else [1]
+    write_text(spec, spec_text([world_run, october], seeds, mixes, replicas=replicas))
     yield Step("lab", ["tracks.lab.run", f"--spec={spec}", "--jobs=2", *words])
-    if "--plan" in words:
+    if is_plan:
         return
     yield report_step(config.tag, config.out)
     # The alarms of the broken runs are in the table of a second lab.

@@ -13,17 +13,19 @@ with an alarm that breaks them are left out, and so are failed ones: a cell with
 in tables are points, with standard errors from questions and seeds.
 """
 
+import re
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from math import nan
+from math import isfinite, isnan, nan
 from pathlib import Path
 from statistics import mode
 
 import numpy as np
 
 from nanochat.errors import UserError
-from nanochat.jobs.runner import Step
+from nanochat.jobs.runner import Step, saved_record
 from nanochat.log import Record, metric_curve, read_metrics, table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir, write_json
@@ -32,13 +34,21 @@ from nanochat.report.compare import Answers, read_answers
 from nanochat.statistics import Estimate, mean_estimate, measured
 from tracks.lab import significance
 from tracks.lab.alarms import Alarm, alarms
-from tracks.lab.sweep import STAGES, Run, Spec, base_step, run_steps
+from tracks.lab.sweep import BPB, STAGES, Run, Spec, base_step, run_steps
 
+LEFT_OUT = "left_out.json"
 COLLAPSED = 0.95  # share of equal answers
 LONGEST = 160  # characters of a reason
-CURVES = {"loss": "train/loss", "gradient norm": "train/grad_norm", "validation": "val/loss"}
+LAST_WORDS = re.compile(r"[eE]rror: |Signal \d+ \(")  # as a script says why it ends, or torchrun why a rank has
+CURVES = {
+    "loss": "train/loss",
+    "gradient norm": "train/grad_norm",
+    "validation": "val/loss",
+    "validation bits per byte": "val/bpb",
+}
 MARKS = {"gain": " ▲", "harm": " ▼"}
 DIFFERENCE = "Base|Mix|Benchmark|Points:+.1f|±:.1f|Low:+.1f|High:+.1f|Freedom:d|p:.2g|Corrected p:.2g|Shown"
+BITS = "Base|Mix|Benchmark|Bits per byte:+.4f|±:.4f|Low:+.4f|High:+.4f|Freedom:d|p:.2g|Corrected p:.2g|Shown"
 MERGES = "Base|Merge|Method|Benchmark|Mix|Its gain:+.1f|±:.1f|Gain of the merge:+.1f|±:.1f|Kept:.0%"
 NOISE = "Benchmark|Slots|Mean:.1f|Deviation:.2f|±:.2f|Explained by questions:.0%|Class|k for a very stable Avg@k"
 
@@ -52,10 +62,16 @@ class RunResult:
 
     run: Run
     base: str  # with the rate, if the lab has several
-    answers: Mapping[str, Answers]  # by benchmark; none if the run has failed
+    answers: Mapping[str, Answers]  # by benchmark; none if the run has failed, or is scored by bits per byte alone
     alarms: Sequence[Alarm]  # with that of a failure
     records: Sequence[Record]  # of the metric log
-    outcomes: Sequence[Outcome]  # of training and of the evaluation
+    outcomes: Sequence[Outcome]  # of training and of evaluations
+    bpb: float | None = None  # bits per byte of a base model
+
+    @property
+    def has_scores(self) -> bool:
+        """True if the run and its evaluations have ended."""
+        return bool(self.answers) or self.bpb is not None
 
     @property
     def broken(self) -> str:
@@ -70,24 +86,30 @@ Results = Sequence[RunResult]
 
 def read_results(spec: Spec, runs: Sequence[Run], is_held_out: bool = False) -> list[RunResult]:
     """Return the results of runs, or of merges. is_held_out: in the held-out benchmarks."""
-    parents = {base: _read_base(spec, base) for base in spec.trainings}
+    parents = {} if spec.is_pretraining else {base: _read_base(spec, base) for base in spec.trainings}
     found = []
     for run in runs:
         steps = run_steps(spec, run, is_held_out=is_held_out)
         outcomes = [Outcome.load(step.outcome) for step in steps if step.outcome.exists()]
-        # Answers of an evaluation that is still running are not complete.
-        answers = _read_all(spec, steps[1]) if len(outcomes) == len(steps) else {}
+        answers: dict[str, Answers] = {}
+        bpb = None
+        if len(outcomes) == len(steps):  # answers of an evaluation that is still running are not complete
+            for step in steps[1:]:
+                answers |= _read_all(spec, step)
+            bpb = next((one.figure("val bpb") for one in outcomes if one.stage == "base_loss"), None)
         records = read_metrics(steps[0].outcome.with_name("metrics.jsonl"))
-        parent = parents[run.base]
+        parent = parents.get(run.base, {})
         signs = alarms(records, _shares(answers, spec.stable), _shares(parent, spec.stable))
         for name in spec.stable:
             if name in answers and answers[name].commonest >= COLLAPSED > parent[name].commonest:
                 signs.append(Alarm("collapse", f"{answers[name].commonest:.0%} of the answers in {name} are the same"))
         if spec.stage == "chat_rl":  # the loss of a policy is near 0, and says nothing
             signs = [sign for sign in signs if sign.kind != "loss"]
-        if not answers:
+        if not answers and bpb is None:
             signs.insert(0, Alarm("failed", _reason(spec, steps)))
-        found.append(RunResult(run, spec.base_of(run), answers, signs, records, outcomes))
+        if bpb is not None and not isfinite(bpb):
+            signs.insert(0, Alarm("failed", f"its bits per byte are {bpb}"))
+        found.append(RunResult(run, spec.base_of(run), answers, signs, records, outcomes, bpb))
     return found
 
 
@@ -113,12 +135,22 @@ def _shares(answers: Mapping[str, Answers], stable: Sequence[str]) -> dict[str, 
 
 
 def _reason(spec: Spec, steps: Sequence[Step]) -> str:
-    """Return the last line of the log of the first step that has not finished."""
+    """Return why the first step that has not finished has not: its last words, or the signal that ended it."""
     failed = next((step for step in steps if not step.outcome.exists()), steps[-1])
     log = stage_dir("lab", spec.name) / f"{failed.name}.log"
     if not log.exists():
         return "not run"
-    return log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2][:LONGEST]
+    # An attempt begins with its command; the last one counts. torchrun draws lines without a word.
+    attempt = re.split(r"^== .*\n?", log.read_text(encoding="utf-8", errors="replace"), flags=re.MULTILINE)[-1]
+    lines = [line.strip() for line in attempt.splitlines() if re.search(r"\w", line)]
+    reason = [line for line in lines if LAST_WORDS.search(line)] or lines or ["its log is empty"]
+    record = saved_record(log.with_suffix(".json"))
+    signals = {128 + one.value: one.name for one in signal.Signals}  # as the runner reports them
+    if record.get("status") in signals:
+        return f"ended by {signals[record['status']]}, after: {reason[-1]}"[:LONGEST]
+    if record and not record["finished"] and "status" not in record:
+        return f"stopped with the lab, after: {reason[-1]}"[:LONGEST]
+    return reason[-1][:LONGEST]
 
 
 # ---- scores and differences ----
@@ -136,10 +168,27 @@ def intact_answers(results: Results, base: str, benchmark: str) -> list[tuple[Ru
     ]
 
 
+def bits_of_seeds(results: Results, base: str) -> dict[str, np.ndarray]:
+    """Return the bits per byte of each arm of a base: (seeds, 1), the same seeds in all, nan for runs left out."""
+    own = [one for one in results if one.base == base]
+    seeds = list(dict.fromkeys(one.run.seed for one in own))
+    found: dict[str, np.ndarray] = {}
+    for one in own:
+        if one.bpb is not None and not one.broken:
+            rows = found.setdefault(one.run.mix, np.full((len(seeds), 1), nan))
+            rows[seeds.index(one.run.seed)] = one.bpb
+    return found
+
+
 def trainings(results: Results, benchmarks: Sequence[str]) -> Trainings:
     """Return the scores of each arm on each benchmark, over seeds, apart for each training of a base."""
     found: Trainings = {}
     for base, benchmark in product(dict.fromkeys(result.base for result in results), benchmarks):
+        if benchmark == BPB:
+            bits = bits_of_seeds(results, base)
+            if bits:
+                found[base, benchmark] = [bits]
+            continue
         groups: dict[str, dict[str, list[np.ndarray]]] = {}
         for run, scores in intact_answers(results, base, benchmark):
             groups.setdefault(run.base, {}).setdefault(run.mix, []).append(scores)
@@ -166,7 +215,10 @@ def differences(
             if len(whole) > 1:
                 table[base, mix, benchmark] = significance.contrast_over_trainings(whole, plus, minus)
             elif whole:
-                one = significance.contrast(whole[0], plus, minus)
+                contrast = significance.contrast_of_pairs if benchmark == BPB else significance.contrast
+                one = contrast(whole[0], plus, minus)
+                if isnan(one.mean):  # no seed is left in all of the arms
+                    continue
                 # If the runs of other trainings have failed, what is left has no error of trainings and shows nothing.
                 table[base, mix, benchmark] = one if len(groups) == 1 else replace(one, freedom=0, p=1.0)
     return significance.adjust(table, rounds)
@@ -187,7 +239,9 @@ def gains_of(spec: Spec, results: Results, *, are_synergies: bool = False) -> si
 def verdicts_on(spec: Spec, results: Results) -> list[significance.Recommendation]:
     """Return the verdicts on all mixes with a result; those to be kept are confirmed, once runs for that have ended."""
     gains = gains_of(spec, results)
-    alone = {result.base for result in results if not spec.replicas.get(spec.trainings[result.run.base])}
+    alone = set()
+    if not spec.is_pretraining:  # each seed is a training of its own
+        alone = {result.base for result in results if not spec.replicas.get(spec.trainings[result.run.base])}
     verdicts = significance.recommend(gains, spec.scaled, alone)
     fresh = [result for result in results if result.run.seed in spec.confirm_seeds]
     again = {(result.base, result.run.mix) for result in fresh}
@@ -232,18 +286,28 @@ def write_recommendation(spec: Spec, results: Results) -> Path:
     return path
 
 
+def write_left_out(spec: Spec, results: Results) -> None:
+    """Write the runs that are left out, by their evaluation, with the reasons: a leaderboard leaves them out too."""
+    found = {run_steps(spec, result.run)[-1].output: result.broken for result in results if result.broken}
+    write_json(stage_dir("lab", spec.name) / LEFT_OUT, found)
+
+
 def write_report(spec: Spec, outcome: Outcome, results: Results, merged: Results, look: int = 0) -> None:
     """Fill, print and write the outcome of a lab. look: number of looks at held-out benchmarks, 0 before --final."""
+    write_left_out(spec, [*results, *merged])
     outcome.add_artifact(write_recommendation(spec, results))
     verdicts = [[one.base, one.mix, one.verdict, one.reason] for one in verdicts_on(spec, results)]
     found = trainings(results, spec.dev)
     sealed = []  # results on the held-out benchmarks
     synergies = gains_of(spec, results, are_synergies=True)
+    mixes = table_of("Mixes", f"Mix | Words of {STAGES[spec.stage].mix}", list(spec.mixes.items()))
+    if spec.is_pretraining:
+        mixes = table_of("Mixes", "Mix | Flags", list(spec.mixes.items()))
     tables = [
-        table_of("Mixes", f"Mix | Words of {STAGES[spec.stage].mix}", list(spec.mixes.items())),
+        mixes,
         *score_tables("", spec, results, spec.open_tasks),
         table_of("Recommendation", "Base | Mix | Verdict | Reason", verdicts),
-        difference_table("Synergies: gain beyond the sum of both", synergies),
+        *difference_tables("Synergies: gain beyond the sum of both", synergies),
         luck_table(found),
         merge_table(spec, results, merged),
         alarm_table(spec, [*results, *merged]),
@@ -326,16 +390,18 @@ def score_tables(title: str, spec: Spec, results: Results, benchmarks: Sequence[
         for benchmark in benchmarks:
             groups = [group for group in found.get((base, benchmark), ()) if mix in group]
             if groups:
-                score = significance.contrast(groups[0], [mix])
+                contrast = significance.contrast_of_pairs if benchmark == BPB else significance.contrast
+                score = contrast(groups[0], [mix])
                 if len(groups) > 1:
                     score = significance.contrast_over_trainings(groups, [mix], [])
-                row.append(measured(score.mean, score.error, ".1f", marks.get((base, mix, benchmark), "")))
+                digits = ".4f" if score.in_bits else ".1f"
+                row.append(measured(score.mean, score.error, digits, marks.get((base, mix, benchmark), "")))
             else:
                 row.append("; ".join(holes) or "-")
         matrices.setdefault(base, []).append(row)
     columns = " | ".join(["Mix", "Seeds", *benchmarks])
     tables = [table_of(f"Scores{title}, {base}", columns, rows) for base, rows in matrices.items()]
-    return [*tables, difference_table(f"Differences from the reference{title}", gains)]
+    return [*tables, *difference_tables(f"Differences from the reference{title}", gains)]
 
 
 def merge_table(spec: Spec, results: Results, merged: Results) -> Record:
@@ -353,23 +419,23 @@ def merge_table(spec: Spec, results: Results, merged: Results) -> Record:
     return table_of("Merges: gains over the reference that are kept", MERGES, rows)
 
 
-def difference_table(title: str, table: significance.Table) -> Record:
-    """Return the table of differences for the report."""
-    rows = [
-        [*key, one.mean, one.error, one.low, one.high, one.freedom, one.p, one.adjusted, one.shown]
-        for key, one in table.items()
-    ]
-    return table_of(title, DIFFERENCE, rows)
+def difference_tables(title: str, table: significance.Table) -> list[Record]:
+    """Return the tables of differences for the report: of points, and of bits per byte."""
+    points, bits = [], []
+    for key, one in table.items():
+        row = [*key, one.mean, one.error, one.low, one.high, one.freedom, one.p, one.adjusted, one.shown]
+        (bits if one.in_bits else points).append(row)
+    return [table_of(title, DIFFERENCE, points), table_of(f"{title}, bits per byte", BITS, bits)]
 
 
 def luck_table(found: Trainings) -> Record:
     """Return the best seed of each cell beside the mean, and beside the best of equally good seeds.
 
-    For a base with one training: seeds of several are not alike.
+    For a base with one training: seeds of several are not alike. Bits per byte are paired by seed instead.
     """
     rows = []
     for (base, benchmark), groups in found.items():
-        if len(groups) > 1:
+        if len(groups) > 1 or benchmark == BPB:
             continue
         [group] = groups
         variance, _ = significance.pooled_seed_variance(group.values())
@@ -393,14 +459,16 @@ def alarm_table(spec: Spec, results: Results) -> Record:
 def cost_table(spec: Spec, results: Results, sealed: Results) -> Record:
     """Return the costs of the final models (training and held-out evaluation) and of the recipe (all else)."""
     final = [outcome for result in sealed for outcome in result.outcomes]
-    recipe = [Outcome.load(base_step(spec, base).outcome) for base in spec.trainings]
+    recipe = []
+    if not spec.is_pretraining:
+        recipe = [Outcome.load(base_step(spec, base).outcome) for base in spec.trainings]
     recipe += [outcome for result in results for outcome in result.outcomes if outcome not in final]
     rows = []
     for part, outcomes in {"Recipe": recipe, "Final": final}.items():
         trained = [outcome for outcome in outcomes if outcome.stage == spec.stage]
         flops = sum(outcome.figure("Total training flops") for outcome in trained)
         seconds = sum(outcome.seconds for outcome in outcomes)
-        evaluated = sum(outcome.seconds for outcome in outcomes if "eval" in outcome.stage)
+        evaluated = sum(one.seconds for one in outcomes if "eval" in one.stage or one.stage == "base_loss")
         rows.append([part, len(trained), seconds, flops, cost(outcomes), evaluated / max(seconds, 1e-9)])
     return table_of("Cost", "Part | Models | Seconds:,.0f | FLOPs:.3g | Dollars:.2f | Evaluation:.0%", rows)
 

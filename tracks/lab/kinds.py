@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 from nanochat.config import parse
 from nanochat.errors import UserError
+from nanochat.evals.core_tasks import open_core
 from nanochat.jobs.runner import Job
 from nanochat.log import print0, table_of
 from nanochat.outcome import Outcome
-from nanochat.paths import base_dir, newest_manifest
+from nanochat.paths import base_dir, newest_manifest, tokenizer_file
 from tasks import JUDGED, TASKS, find_task, open_tasks
 from tasks.chats import JsonLines, chat_files
 from tasks.mixing import Member, parse_mixture
@@ -55,12 +56,7 @@ def run_lab(config: "Config") -> None:
     if not wrong:  # else the scripts could not be asked
         wrong = flag_mistakes(spec)
     found += wrong
-    for task in spec.tasks:
-        try:
-            if find_task(task, JUDGED) != task:  # it is not opened
-                found.append(f"{task}: benchmarks are written as in docs/tasks.md")
-        except UserError as error:
-            found.append(str(error))
+    found += task_mistakes(spec)
     found += refused_flags(config, spec)
     if found:
         raise UserError("\n  ".join([f"{config.spec}:", *found]))
@@ -76,14 +72,38 @@ def run_lab(config: "Config") -> None:
     kinds[config.kind](spec, Outcome.begin("lab", spec.name, config), config)
 
 
+def task_mistakes(spec: sweep.Spec) -> list[str]:
+    """Return sentences about benchmarks that are none, or none for the models of this stage."""
+    if spec.is_pretraining:
+        if not spec.core_tasks or not tokenizer_file(spec.bases[0]).exists():  # another sentence says so
+            return []
+        _, tasks = open_core(spec.bases[0])
+        known = ", ".join([sweep.BPB, *(task.label for task in tasks)])
+        labels = {task.label for task in tasks}
+        unknown = [name for name in spec.core_tasks if name not in labels]
+        return [f"{name} is no benchmark of base models, which do not chat: use {known}" for name in unknown]
+    found = []
+    for task in spec.tasks:
+        try:
+            if find_task(task, JUDGED) != task:  # it is not opened
+                found.append(f"{task}: benchmarks are written as in docs/tasks.md")
+        except UserError as error:
+            found.append(str(error))
+    return found
+
+
 def refused_flags(config: "Config", spec: sweep.Spec) -> list[str]:
     """Return sentences about flags that do not fit each other or the lab."""
     found = []
     if config.kind != "mixes" and (config.plan or config.final):
         found.append("--plan and --final belong to --kind=mixes")
-    if config.kind == "rates" and spec.own_flags.get("--eval-every") == "-1":
+    texts = [spec.flags, *(spec.mixes.values() if spec.is_pretraining else ())]
+    silent = any("--eval-every=-1" in text.replace("_", "-").split() for text in texts)
+    if config.kind == "rates" and silent:
         found.append(f"--kind=rates needs the {sweep.STAGES[spec.stage].measure}: set --eval-every=0 in flags")
-    if config.kind == "variance" and spec.repeats == 1:
+    if config.kind == "variance" and spec.is_pretraining:
+        found.append("--kind=variance is for sampled answers, and base models are scored without sampling")
+    elif config.kind == "variance" and spec.repeats == 1:
         found.append("--kind=variance needs repeats = 2 or more")
     if config.engine != "local" and config.gpus < 0:
         found.append("--engine=ray and slurm need --gpus, as a number for each run")
@@ -94,6 +114,8 @@ def refused_flags(config: "Config", spec: sweep.Spec) -> list[str]:
 
 def open_mixes(spec: sweep.Spec) -> tuple[dict[str, list[str]], list[str]]:
     """Return the files of conversations in each mix, and mistakes in the words of the mixes."""
+    if spec.is_pretraining:  # its mixes are flags
+        return {}, []
     files = {}
     found = []
     for mix, words in spec.mixes.items():
@@ -128,6 +150,10 @@ def has(members: Sequence[Member], least: str) -> bool:
 
 def count_questions(spec: sweep.Spec) -> dict[str, int]:
     """Return the number of questions that a model is asked, by development benchmark."""
+    if spec.is_pretraining:
+        names = [name for name in spec.core_tasks if name in spec.dev]
+        chosen = open_core(spec.bases[0], names)[1] if names else []
+        return {task.label: len(task.items(int(spec.sampling.get("max_problems", 0)))) for task in chosen}
     base = newest_manifest(base_dir() / spec.parent_of(spec.bases[0]))
     tokenizer = base["tokenizer"]["tag"]  # names the world of the world's tasks
     most = int(spec.sampling.get("max_problems") or sys.maxsize)
@@ -136,9 +162,14 @@ def count_questions(spec: sweep.Spec) -> dict[str, int]:
 
 
 def flag_mistakes(spec: sweep.Spec) -> list[str]:
-    """Return the first mistake in flags, sampling and methods, as the scripts themselves would say it."""
+    """Return the first mistake in flags, sampling and methods, as the scripts themselves would say it.
+
+    Each mix of base models has flags of its own.
+    """
     try:
-        for step in chain.from_iterable(sweep.run_steps(spec, run) for run in [spec.runs[0], *spec.merged_runs]):
+        first = {run.mix: run for run in reversed(spec.runs)} if spec.is_pretraining else {"": spec.runs[0]}
+        runs = [*first.values(), *spec.merged_runs]
+        for step in chain.from_iterable(sweep.run_steps(spec, run) for run in runs):
             script, *flags = step.command
             parse(importlib.import_module(script).Config, flags)
     except UserError as error:
@@ -195,9 +226,9 @@ def compare_mixes(spec: sweep.Spec, outcome: Outcome, config: "Config") -> None:
     everything = [*results, *merged]
     kept = {"all": everything, "best": recommended(spec, results), "none": []}[config.keep]
     for result in everything:
-        if result not in kept and result.answers:
+        if result not in kept and result.has_scores:
             prune(f"{spec.stage}/{spec.tag_of(result.run)}")
-    if not any(result.answers for result in results):
+    if not any(result.has_scores for result in results):
         raise ChildProcessError("all runs have failed: the table of alarms has the reasons")
 
 

@@ -5,7 +5,8 @@ python -m tracks.lab.leaderboard --suite=GSM8K --runs="chat_eval_sft/mix-*,chat_
 
 Models are compared by the questions that they have all been asked. The second table says on which benchmarks they
 differ by more than chance: the others do not tell these models apart, however their scores are ordered. Errors are
-those of questions: whether another training of the same model would score alike, a leaderboard cannot say.
+those of questions: whether another training of the same model would score alike, a leaderboard cannot say. Runs that a
+lab has left out, as they failed or have an alarm, are named with the reason, and have no place.
 """
 
 import math
@@ -19,7 +20,7 @@ from nanochat.config import option, options, run_script
 from nanochat.errors import UserError
 from nanochat.log import Record, print0, table_of
 from nanochat.outcome import Outcome, read_outcomes
-from nanochat.paths import base_dir
+from nanochat.paths import base_dir, read_json
 from nanochat.report.compare import decisions
 from nanochat.settings import TagSettings
 from nanochat.stages import source_of
@@ -65,8 +66,8 @@ def model_of(evaluation: Outcome) -> str:
 
 def rows_of(
     found: Sequence[Record], models: Mapping[tuple[str, str], str], suite: Sequence[str]
-) -> tuple[list[Row], list[str]]:
-    """Return the models that have answered the whole suite, the best first, and sentences about those left out.
+) -> tuple[list[Row], dict[str, str]]:
+    """Return the models that have answered the whole suite, the best first, and for those left out the reasons.
 
     models: name of the model that a stage and tag have evaluated. Of several evaluations the last in `found` counts.
     """
@@ -75,7 +76,7 @@ def rows_of(
     by_model: dict[str, dict[str, Record]] = {}
     for one in found:
         by_model.setdefault(models[one["stage"], one["tag"]], {})[one["task"]] = one
-    notes = []
+    left_out = {}
     # Most models decide which questions a benchmark has; ties fall to the longer list.
     questions = {}
     for name in suite:
@@ -92,13 +93,28 @@ def rows_of(
         missing = [name for name in suite if name not in tasks]
         others = [name for name in suite if name in tasks and tasks[name]["questions"] != questions[name]]
         if missing:
-            notes.append(f"{model} is left out: it has not answered {', '.join(missing)}")
+            left_out[model] = f"it has not answered {', '.join(missing)}"
         elif others:
-            notes.append(f"{model} is left out: it was asked other questions of {', '.join(others)}")
+            left_out[model] = f"it was asked other questions of {', '.join(others)}"
         else:
             answers = {name: np.array(tasks[name]["right"].split(), float) / tasks[name]["samples"] for name in suite}
             rows.append(Row(model, answers))
-    return sorted(rows, key=lambda row: row.mean().value, reverse=True), notes
+    return sorted(rows, key=lambda row: row.mean().value, reverse=True), left_out
+
+
+def broken_runs() -> dict[str, tuple[str, str]]:
+    """Return the models that labs have left out as failed or broken: the evaluation, as STAGE/TAG, and the reason."""
+    found = {}
+    for path in sorted(base_dir().glob("lab/*/left_out.json")):
+        for name, reason in read_json(path).items():
+            stage, _, tag = name.partition("/")
+            found[f"{source_of(stage)}:{tag}"] = (name, reason)
+    return found
+
+
+def is_asked_for(name: str, patterns: Sequence[str]) -> bool:
+    """Return True for an evaluation, STAGE/TAG, that one of the patterns covers."""
+    return "eval" in name.partition("/")[0] and any(fnmatch(name, pattern) for pattern in patterns)
 
 
 def behind(best: Row, row: Row, count: int) -> tuple[Estimate, float]:
@@ -160,17 +176,23 @@ def main(config: Config) -> None:
     if not suite:
         raise UserError("--suite is missing: name benchmarks, like ARC-Easy,MMLU,GSM8K")
     patterns = [pattern for pattern in config.runs.split(",") if pattern]
-    evaluations = [
-        one
-        for one in sorted(read_outcomes(base_dir()), key=lambda one: one.timestamp)
-        if "eval" in one.stage and any(fnmatch(f"{one.stage}/{one.tag}", pattern) for pattern in patterns)
-    ]
+    broken = broken_runs()
+    evaluations = []
+    unfit = {name for name in broken if is_asked_for(broken[name][0], patterns)}
+    for one in sorted(read_outcomes(base_dir()), key=lambda one: one.timestamp):
+        if is_asked_for(f"{one.stage}/{one.tag}", patterns):
+            model, *_ = model_of(one).split()  # as it is rounded or not
+            if model in broken:
+                unfit.add(model)
+            else:
+                evaluations.append(one)
     outcome = Outcome.begin("leaderboard", config.tag, config)
     models = {(one.stage, one.tag): model_of(one) for one in evaluations}
     found = [one for one in decisions(base_dir(), evaluations) if one["task"] in suite]
-    rows, notes = rows_of(found, models, suite)
-    for note in notes:
-        print0(f"leaderboard: {note}")
+    rows, left_out = rows_of(found, models, suite)
+    left_out |= {model: broken[model][1] for model in sorted(unfit)}
+    for model, reason in left_out.items():
+        print0(f"leaderboard: {model} is left out: {reason}")
     if len(rows) < 2:
         raise UserError(f"{len(rows)} models have answered the same questions of {config.suite}: two are needed")
     best, *others = rows
@@ -179,7 +201,7 @@ def main(config: Config) -> None:
         gap, p = behind(best, row, len(rows))
         table.append([row.model, *map(cell, row.scores().values()), cell(row.mean()), cell(gap), p])
     columns = " | ".join(["Model", *suite, "Mean", "Behind the first", "p, corrected:.2g"])
-    outcome.metrics = {"Models": len(rows), "Left out": len(notes)}
+    outcome.metrics = {"Models": len(rows), "Left out": len(left_out)}
     outcome.tables = [
         table_of("Leaderboard", columns, table),
         table_of(
@@ -187,7 +209,9 @@ def main(config: Config) -> None:
             "Benchmark | Questions:d | Lowest:.4f | Highest:.4f | ±:.4f | p, corrected:.2g | These models",
             benchmark_rows(rows, suite),
         ),
+        table_of("Left out", "Model | Reason", list(left_out.items())),
     ]
+    outcome.tables = [table for table in outcome.tables if table["rows"]]
     outcome.finish()
 
 

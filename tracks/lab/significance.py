@@ -9,11 +9,13 @@ same base: (base, mix, benchmark) -> Difference; the reference itself has none.
   [arm] and [], a difference that of [arm] and [reference], a synergy that of [both, reference] and [one, other].
 - adjust(table): the same table with p corrected for the number of differences (Holm), and gain or harm.
 - first_shown(first, last): the table of a lab that has added seeds where nothing was shown.
+- contrast_of_pairs(cells, plus, minus): the same for bits per byte, where seeds are pairs.
 - contrast_over_trainings(trainings, plus, minus): the same, where a base was trained several times.
 - confirm(verdicts, gains, fresh, again): the verdicts, those to keep a mix confirmed on other seeds.
 - recommend(table, scaled, alone): a verdict and the reason for each base and mix of an adjusted table, by RULE; the
   reason also names a mix that is shown to help one base only, of several, or one training of it.
 - smallest_difference(questions, seeds, repeats, arms, tests): shown with 80 % power, under ASSUMED.
+- smallest_of_pairs(seeds, tests): the same for contrast_of_pairs, in deviations.
 - best_by_luck(seeds): the expected best of equally good seeds.
 - noise(scores) -> Noise: of a benchmark, from repeated evaluations of the same models.
 
@@ -29,6 +31,7 @@ import numpy as np
 from nanochat.statistics import holm
 
 LEVEL = 0.05  # of an error of the first kind, two-sided
+LEAST_ERROR = 1e-9  # bits per byte, of a mean over seeds
 POWER = 0.8
 # Assumed before anything is measured.
 ACCURACY = 50  # has the largest spread
@@ -44,7 +47,8 @@ RULE = (
     f"table (Holm), is at most {LEVEL}. Gains and no harm: keep. Harm and "
     "no gain: drop. Both: trade-off, for a person to decide. Neither: not distinguishable, so scale up and evaluate "
     "again; in a lab at full size (scaled) drop, since no gain is shown. With confirm_seeds, a mix to be kept has to "
-    "show its gains on them again. With replicas, p and the errors are over the trainings of a base."
+    "show its gains on them again. With replicas, p and the errors are over the trainings of a base. Bits per byte are "
+    "compared seed by seed, and fewer are a gain."
 )
 # Whatever a mix is shown to do -> verdict.
 VERDICTS = {"gain": "keep", "harm": "drop", "gain, harm": "trade-off"}
@@ -71,8 +75,11 @@ class Difference:
     p: float  # two-sided, for a true sum of 0; 1 if no arm has two seeds, since nothing can be shown then
     adjusted: float = 1.0  # p, corrected over the table
     shown: str = UNCLEAR  # gain or harm, if the difference is significant
+    in_bits: bool = False  # bits per byte, of which fewer are better; else points
 
     def __str__(self) -> str:
+        if self.in_bits:
+            return f"{self.mean:+.4f} ± {self.error:.4f} bits per byte (corrected p {self.adjusted:.2g})"
         return f"{self.mean:+.1f} ± {self.error:.1f} points (corrected p {self.adjusted:.2g})"
 
 
@@ -177,6 +184,31 @@ def contrast_over_trainings(
     return replace(one, p=float(p), low=one.mean - half, high=one.mean + half)
 
 
+def contrast_of_pairs(cells: Mapping[str, Scores], plus: Sequence[str], minus: Sequence[str] = ()) -> Difference:
+    """Return the sum of the bits per byte of some arms, less those of others, seed by seed: a paired t test.
+
+    cells: (seeds, 1), the same seeds in all arms; nan for a run that was left out, which takes its seed along in all
+    arms. Runs with the same seed begin with the same weights, if shapes agree, and read text in the same order. The
+    text that is scored is the same for all, and no sample of others here.
+    """
+    from scipy.special import stdtr, stdtrit
+
+    signs = np.repeat([1, -1], [len(plus), len(minus)])
+    by_seed = signs @ np.array([cells[name][:, 0] for name in [*plus, *minus]])
+    whole = by_seed[np.isfinite(by_seed)]
+    if not len(whole):
+        return Difference(math.nan, math.nan, math.nan, math.nan, 0, 1.0, in_bits=True)
+    mean = float(whole.mean())
+    freedom = len(whole) - 1
+    if not freedom:
+        return Difference(mean, math.nan, math.nan, math.nan, 0, 1.0, in_bits=True)
+    # Runs that agree to the last digit are no sign of an effect.
+    error = max(float(whole.std(ddof=1)) / math.sqrt(len(whole)), LEAST_ERROR)
+    half = error * float(stdtrit(freedom, 1 - LEVEL / 2))
+    p = 2 * float(stdtr(freedom, -abs(mean) / error))
+    return Difference(mean, error, mean - half, mean + half, freedom, p, in_bits=True)
+
+
 # ---- many tests ----
 
 
@@ -189,7 +221,7 @@ def adjust(table: Table, rounds: int = 1) -> Table:
     for (key, one), p in zip(table.items(), holm([one.p for one in table.values()], rounds), strict=True):
         shown = UNCLEAR
         if p <= LEVEL:
-            shown = "gain" if one.mean > 0 else "harm"
+            shown = "gain" if (one.mean < 0) == one.in_bits else "harm"
         adjusted[key] = replace(one, adjusted=p, shown=shown)
     return adjusted
 
@@ -280,6 +312,25 @@ def smallest_difference(questions: int, seeds: int, repeats: int = 1, arms: int 
     # error, and with the weight of the seeds.
     deviation = math.sqrt(1 + bound**2 * (weights**2 / degrees).sum())
     return error * (bound + deviation * ndtri(POWER))
+
+
+def smallest_of_pairs(seeds: int, tests: int = 1) -> float:
+    """Return the true difference in bits per byte that is found with 80 % power, in deviations of a seed's difference.
+
+    tests: differences in the table. At least two seeds.
+    """
+    from scipy.optimize import brentq
+    from scipy.special import chdtri, ndtr, stdtrit
+
+    freedom = seeds - 1
+    bound = float(stdtrit(freedom, 1 - LEVEL / 2 / tests))
+    # The deviation as measured, relative to the true one: equally likely values.
+    spreads = np.sqrt(chdtri(freedom, (np.arange(2000) + 0.5) / 2000) / freedom)
+
+    def missing(shift: float) -> float:
+        return float(ndtr(shift - bound * spreads).mean()) - POWER
+
+    return brentq(missing, 0.0, 10 * bound) / math.sqrt(seeds)
 
 
 def best_by_luck(deviation: float, n: int) -> float:

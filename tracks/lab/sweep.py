@@ -15,6 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product, starmap
 from pathlib import Path
 from typing import Literal
@@ -23,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 
 from nanochat import registry
 from nanochat.config import flag_of
+from nanochat.data.corpus import absolute_data
 from nanochat.errors import UserError
 from nanochat.jobs.runner import TORCHRUN, Chain, Step
 from nanochat.jobs.scales import flag_words, read_flags
@@ -37,10 +39,11 @@ from nanochat.paths import (
     stage_dir,
     step_dir,
     text_sha256,
+    tokenizer_file,
     write_jsonl,
 )
 from nanochat.report.card import cost
-from nanochat.settings import AnswerTuneSettings, FineTuneSettings
+from nanochat.settings import AnswerTuneSettings, FineTuneSettings, PretrainSettings, Rate, given
 from nanochat.stages import MODELS, Source
 from tracks.lab import significance
 
@@ -51,25 +54,42 @@ SOURCES = {MODELS[source]: source for source in MODELS}
 class Trained:
     """A stage that a lab can repeat."""
 
-    source: Source  # of its bases, unless the spec says another
-    mix: str  # the flag that takes the words of a mix
-    settings: type[FineTuneSettings]
+    source: Source | Literal[""]  # of its bases, unless the spec says another; empty: they are tokenizers
+    mix: str  # the flag that takes the words of a mix; empty: these are flags
+    rates: Mapping[str, Rate]  # flags of the learning rates, and what they are by default
     measure: str  # by which rates are compared
     figure: str  # its name in the metric log
     higher_is_better: bool = False
     scores_tasks: bool = True  # now and then during training; it must not ask those that are held out
 
 
+TUNED_RATES = {"--init-lr-frac": FineTuneSettings.init_lr_frac}
+ANSWER_RATES = {"--init-lr-frac": AnswerTuneSettings.init_lr_frac}
 STAGES = {
-    "chat_sft": Trained("mid", "--mixture", FineTuneSettings, "validation loss", "val/loss"),
-    "mid_train": Trained("base", "--mixture", FineTuneSettings, "validation loss", "val/loss"),
+    "base_train": Trained(
+        "",
+        "",
+        {
+            "--embedding-lr": PretrainSettings.embedding_lr,
+            "--unembedding-lr": PretrainSettings.unembedding_lr,
+            "--matrix-lr": PretrainSettings.matrix_lr,
+            "--scalar-lr": PretrainSettings.scalar_lr,
+        },
+        "validation bits per byte",
+        "val/bpb",
+        scores_tasks=False,
+    ),
+    "chat_sft": Trained("mid", "--mixture", TUNED_RATES, "validation loss", "val/loss"),
+    "mid_train": Trained("base", "--mixture", TUNED_RATES, "validation loss", "val/loss"),
     "chat_rl": Trained(
-        "sft", "--task", AnswerTuneSettings, "pass@1", "eval/pass@1", higher_is_better=True, scores_tasks=False
+        "sft", "--task", ANSWER_RATES, "pass@1", "eval/pass@1", higher_is_better=True, scores_tasks=False
     ),
-    "chat_dpo": Trained(
-        "sft", "--pairs", AnswerTuneSettings, "pair accuracy", "eval/Pair accuracy", higher_is_better=True
-    ),
+    "chat_dpo": Trained("sft", "--pairs", ANSWER_RATES, "pair accuracy", "eval/Pair accuracy", higher_is_better=True),
 }
+BPB = "bpb"  # among the benchmarks of base models: bits per byte of a validation text
+LAB_FLAGS = ("--tag", "--seed", "--tokenizer-tag", "--num-iterations", "--target-seconds", "--target-flops")
+LAB_FLAGS += ("--target-param-data-ratio",)  # of base training, which the lab sets itself
+BUDGETS = {"num_iterations": "--num-iterations", "tokens": "--num-iterations", "flops": "--target-flops"}
 HELD_OUT = "-held-out"  # end of the tag of an evaluation of --final
 
 # Fields of a spec that this code fills in; the others are the keys of the file.
@@ -100,7 +120,7 @@ class Spec(BaseModel):
     gpus: int = 0  # of each run
     devices: dict[str, str] = {}  # variables of a run on this machine, which select its GPUs
     question: str = ""
-    stage: Literal["chat_sft", "mid_train", "chat_rl", "chat_dpo"]  # the keys of STAGES
+    stage: Literal["base_train", "chat_sft", "mid_train", "chat_rl", "chat_dpo"]  # the keys of STAGES
     source: Literal["", Source] = ""
     bases: list[str] = Field(min_length=1)
     minimal: list[str] = []  # tasks that every arm must have
@@ -111,8 +131,9 @@ class Spec(BaseModel):
     more_seeds: list[int] = []  # of mixes that are not distinguishable from the reference after the others
     confirm_seeds: list[int] = []  # of mixes that are to be kept: they count for nothing but the confirmation
     replicas: dict[str, list[str]] = {}  # base -> tags of further trainings of it, with other seeds
-    budget: dict[Literal["num_iterations", "tokens"], int] = Field(min_length=1, max_length=1)  # equal for all arms
+    budget: dict[Literal["num_iterations", "tokens", "flops"], int] = Field(min_length=1, max_length=1)  # of each run
     flags: str = ""  # of the stage, as on its command line
+    text: str = ""  # of base_train, as in --data: bits per byte are those of its validation part
     repeats: PositiveInt = 1
     dev: list[str] = Field(min_length=1)  # benchmarks for the recommendation
     held_out: list[str] = []  # for --final alone
@@ -122,6 +143,11 @@ class Spec(BaseModel):
     merges: dict[str, dict[str, float]] = {}  # name -> weights of the mixes whose models are merged
     methods: list[str] = ["linear", "slerp", "task", "ties"]  # of tracks.lab.merge
     slots: list[PositiveInt] = []  # rows of the engine, for the noise of evaluations
+
+    @property
+    def is_pretraining(self) -> bool:
+        """True if runs make new models: the "bases" are tokenizers, and the mixes are flags."""
+        return self.stage == "base_train"
 
     @property
     def trainings(self) -> dict[str, str]:
@@ -165,6 +191,11 @@ class Spec(BaseModel):
         return list(starmap(Run, product(self.trainings, names, self.rates, self.seeds)))
 
     @property
+    def core_tasks(self) -> list[str]:
+        """The benchmarks of base models that are tasks of CORE: all but bits per byte."""
+        return [name for name in self.tasks if name != BPB]
+
+    @property
     def open_tasks(self) -> list[str]:
         """All benchmarks but those that are held out."""
         return [*self.dev, *self.stable]
@@ -202,11 +233,32 @@ class Spec(BaseModel):
     @property
     def own_flags(self) -> dict[str, str]:
         """The flags that the file gives to the stage, with their values."""
-        return {flag.replace("_", "-"): value for flag, value in read_flags(self.flags.split()).items()}
+        return _flags_in(self.flags)
+
+    def flags_of(self, mix: str) -> dict[str, str]:
+        """Return the flags of the stage that the file gives to the runs of a mix, with their values."""
+        if not self.is_pretraining:
+            return self.own_flags
+        flags = self.own_flags | _flags_in(self.mixes[mix])
+        if "--data" in flags:  # runs work in another folder
+            flags["--data"] = _text_of(flags["--data"])
+        return flags
 
     def parent_of(self, base: str) -> str:
         """Return the stage and the tag of a base, as STAGE/TAG."""
+        if self.is_pretraining:
+            return f"tok_train/{base}"
         return f"{MODELS[self.source]}/{base}"
+
+
+def _flags_in(text: str) -> dict[str, str]:
+    """Return the flags of a command line with their values; both spellings of a flag are allowed."""
+    return {flag.replace("_", "-"): value for flag, value in read_flags(text.split()).items()}
+
+
+def _text_of(data: str) -> str:
+    """Return --data with absolute folders."""
+    return data if data == "auto" else absolute_data(data)
 
 
 # ---- reading and checking ----
@@ -237,7 +289,10 @@ def mistakes(spec: Spec) -> list[str]:
     found = list(spec.unknown)
     for base in spec.trainings:
         folder = base_dir() / spec.parent_of(base)
-        if not any(folder.glob("step_*/manifest.json")):
+        if spec.is_pretraining:
+            if not tokenizer_file(base).exists():
+                found.append(f"the tokenizer {base} is not in {folder}: train it first")
+        elif not any(folder.glob("step_*/manifest.json")):
             found.append(f"the base {base} has no checkpoint in {folder}: train it first")
     for name, weights in spec.merges.items():
         found += [f"the merge {name} has {mix}, which is not a mix" for mix in weights if mix not in spec.mixes]
@@ -260,13 +315,50 @@ def mistakes(spec: Spec) -> list[str]:
         found.append("more_seeds needs two seeds before: with one nothing is decided")
     if spec.scaled and spec.samples == 1:
         found.append("with one seed nothing is shown, and scaled = true would drop every mix")
-    if spec.minimal and spec.stage in ("chat_rl", "chat_dpo"):
+    if spec.minimal and spec.stage in ("chat_rl", "chat_dpo", "base_train"):
         found.append(f"minimal is for mixes of conversations, which {spec.stage} has not")
     if spec.stage == "chat_rl":  # its test prompts are asked while it trains
         learned = spec.mixes.values()
         found += [f"{task} is learned by chat_rl, and cannot be held_out" for task in spec.held_out if task in learned]
+    if spec.is_pretraining:
+        return found + _pretraining_mistakes(spec)
+    if spec.text:
+        found.append("text is for base_train: other stages have no bits per byte")
+    if "flops" in spec.budget:
+        found.append("a budget in flops is for base_train: use num_iterations or tokens")
     if "tokens" in spec.budget and "--total-batch-size" not in spec.own_flags:
         found.append("a budget in tokens needs --total-batch-size in flags")
+    return found
+
+
+def _pretraining_mistakes(spec: Spec) -> list[str]:
+    """Return what makes no sense in a lab of base models, or is missing."""
+    found = []
+    if spec.source:
+        found.append("source is the stage of models, and the bases of base_train are tags of tokenizers: leave it out")
+    if spec.replicas:
+        found.append("replicas are further trainings of a base, and base_train trains the bases: use more seeds")
+    if spec.merges:
+        found.append("merges need models with one parent, which runs of base_train have not")
+    if spec.stable:
+        found.append("stable compares a run with the model it begins with, which base_train has not: use dev")
+    if spec.repeats > 1 or spec.slots:
+        found.append("repeats and slots are for sampled answers, and base models are scored without sampling")
+    if spec.sampling.keys() - {"max_problems"}:
+        found.append("base models are scored without sampling: of [sampling] keep max_problems alone")
+    if BPB in spec.held_out:
+        found.append(f"{BPB} cannot be held out: runs measure it while they train")
+    words = {"flags": spec.flags} | {f"the mix {mix}": text for mix, text in spec.mixes.items()}
+    for place, text in words.items():
+        found += [f"{place} has {flag}, which the lab sets itself" for flag in _flags_in(text) if flag in LAB_FLAGS]
+    texts = {_flags_in(f"{spec.flags} {text}").get("--data", "auto") for text in spec.mixes.values()}
+    if BPB in spec.dev and len(texts) > 1 and not spec.text:
+        found.append(f"mixes with other --data need text: the one on which {BPB} of all is measured")
+    if spec.text and BPB not in spec.dev:
+        found.append(f"text is that of {BPB}, which is not in dev")
+    if "tokens" in spec.budget:
+        lacking = [mix for mix, text in spec.mixes.items() if "--total-batch-size" not in f"{spec.flags} {text}"]
+        found += [f"a budget in tokens needs --total-batch-size in flags, or in the mix {mix}" for mix in lacking]
     return found
 
 
@@ -275,6 +367,8 @@ def mistakes(spec: Spec) -> list[str]:
 
 def base_chains(spec: Spec) -> list[Chain]:
     """Return the evaluations of the models that runs begin with: alarms compare a run with its base."""
+    if spec.is_pretraining:
+        return []
     return [[base_step(spec, base)] for base in spec.trainings]
 
 
@@ -304,8 +398,13 @@ def base_step(spec: Spec, base: str, slots: int = 0) -> Step:
 
 
 def run_steps(spec: Spec, run: Run, is_held_out: bool = False) -> list[Step]:
-    """Return training, or merging, and evaluation of a run. is_held_out: on the held-out benchmarks."""
+    """Return training, or merging, and evaluation of a run. is_held_out: on the held-out benchmarks.
+
+    Base models have two evaluations, of bits per byte and of tasks, or one of them.
+    """
     tag = spec.tag_of(run)
+    if spec.is_pretraining:
+        return [_training_step(spec, run), *_base_evaluations(spec, tag, is_held_out)]
     first = _training_step(spec, run) if run.mix in spec.mixes else _merge_step(spec, run)
     flags = {"--source": SOURCES[spec.stage], "--tag": tag, "--out-tag": f"{tag}{HELD_OUT}" if is_held_out else tag}
     tasks = spec.held_out if is_held_out else spec.open_tasks
@@ -314,29 +413,28 @@ def run_steps(spec: Spec, run: Run, is_held_out: bool = False) -> list[Step]:
 
 def _training_step(spec: Spec, run: Run) -> Step:
     """Return the training of a run."""
+    flags = spec.flags_of(run.mix)
     [(budget, amount)] = spec.budget.items()
     if budget == "tokens":
-        amount //= int(spec.own_flags["--total-batch-size"])
+        amount //= int(flags["--total-batch-size"])
     tag = spec.tag_of(run)
     trained = STAGES[spec.stage]
+    own = {"--tag": tag, "--seed": str(run.seed), BUDGETS[budget]: str(amount)}  # the seed may be 0
     # A rate is a factor of the stage's own, or of that in the flags.
-    factor = float(spec.own_flags.get("--init-lr-frac", trained.settings.init_lr_frac))
-    own = {
-        "--tag": tag,
-        "--model-tag": run.base,
-        "--source": spec.source,
-        trained.mix: spec.words_of(run.mix),
-        "--seed": str(run.seed),  # perhaps 0
-        "--num-iterations": str(amount),
-        "--init-lr-frac": str(round(run.rate * factor, 10)),
-    }
+    for flag, usual in trained.rates.items():
+        own[flag] = str(round(run.rate * float(flags.get(flag, given(usual))), 10))
+    if spec.is_pretraining:
+        own["--tokenizer-tag"] = run.base
+    else:
+        own |= {"--model-tag": run.base, "--source": spec.source, trained.mix: spec.words_of(run.mix)}
     if trained.scores_tasks:
         own["--eval-metrics-every"] = "-1"
     return Step(
         f"{tag}-train",
-        [registry.STAGES.get(spec.stage, f"scripts.{spec.stage}"), *flag_words(spec.own_flags | own)],
+        [registry.STAGES.get(spec.stage, f"scripts.{spec.stage}"), *flag_words(flags | own)],
         output=f"{spec.stage}/{tag}",
         parent=spec.parent_of(run.base),
+        data=flags.get("--data", "auto") if spec.is_pretraining else "",
         local=spec.files.get(run.mix, ()),
         launch=[*TORCHRUN, f"--nproc_per_node={spec.gpus}"] if spec.gpus > 1 else (),
         quiet=True,
@@ -379,6 +477,30 @@ def _evaluation_step(spec: Spec, parent: str, flags: Mapping[str, str], tasks: S
     )
 
 
+def _base_evaluations(spec: Spec, tag: str, is_held_out: bool) -> list[Step]:
+    """Return the evaluations of a base model: of bits per byte, and of tasks of CORE. tag: of its run."""
+    steps = []
+    model = f"base_train/{tag}"
+    if BPB in spec.dev and not is_held_out:
+        flags = {"--tag": tag}
+        if spec.text:  # else that of the model
+            flags["--data"] = _text_of(spec.text)
+        if "--eval-bytes" in spec.own_flags:
+            flags["--eval-bytes"] = spec.own_flags["--eval-bytes"]
+        command = ["scripts.base_loss", *flag_words(flags)]
+        data = flags.get("--data", "")
+        steps.append(Step(f"{tag}-loss", command, output=f"base_loss/{tag}", parent=model, data=data, quiet=True))
+    tasks = [name for name in spec.core_tasks if (name in spec.held_out) == is_held_out]
+    if tasks:
+        out_tag = f"{tag}{HELD_OUT}" if is_held_out else tag
+        flags = {"--tag": tag, "--source": "base", "--tasks": ",".join(tasks), "--out-tag": out_tag}
+        if "max_problems" in spec.sampling:
+            flags["--max-per-task"] = str(spec.sampling["max_problems"])
+        command = ["scripts.base_eval", *flag_words(flags)]
+        steps.append(Step(f"{out_tag}-eval", command, output=f"base_eval/{out_tag}", parent=model, quiet=True))
+    return steps
+
+
 # ---- the plan ----
 
 
@@ -411,6 +533,12 @@ def expectations(spec: Spec, questions: Mapping[str, int], ahead: Callable[[], f
     if spec.confirm_seeds:
         lines.append(f"up to {len(spec.confirming_runs)} more confirm mixes that are to be kept, on seeds of their own")
     tests = len(spec.bases) * len(spec.rates) * (len(spec.mixes) - 1) * len(spec.dev) * spec.verdict_rounds
+    if BPB in spec.dev:
+        shown = "none, it needs two seeds"
+        if spec.samples > 1:
+            least = significance.smallest_of_pairs(spec.samples, max(tests, 1))
+            shown = f"{least:.1f} times the deviation of a difference between seeds, which is measured"
+        lines.append(f"{BPB}: smallest difference that can be shown: {shown}")
     for name, number in questions.items():
         # Seeds are pooled over all arms; the differences of trainings are not.
         arms = 2 if spec.fewest_trainings > 1 else len(spec.mixes)
@@ -421,23 +549,49 @@ def expectations(spec: Spec, questions: Mapping[str, int], ahead: Callable[[], f
 
 
 def planned_training(spec: Spec) -> float:
-    """Return the seconds that all runs will train, as the script itself plans those of a base's first run."""
+    """Return the seconds that all runs will train, as the script itself plans those of a base's first run.
+
+    Base models differ in size and data, so each arm of theirs is planned.
+    """
     total = 0.0
     for base in spec.trainings:
         runs = [run for run in spec.runs if run.base == base]
-        script, *flags = run_steps(spec, runs[0])[0].command
-        total += len(runs) * json.loads(check_flags(script, ["--json", *flags], spec.devices))["estimate"]["seconds"]
+        for mix in spec.mixes if spec.is_pretraining else [runs[0].mix]:
+            own = [run for run in runs if run.mix == mix or not spec.is_pretraining]
+            total += len(own) * plan_of(spec, own[0])["estimate"]["seconds"]
     return total
 
 
+def plan_of(spec: Spec, run: Run) -> Record:
+    """Return the plan of a run's training, as the script itself makes it; those of an arm are alike."""
+    # The tag and the seed change nothing, so the plan of an arm is made once.
+    alike = replace(run, rate=1.0, seed=0)
+    script, *flags = run_steps(spec, alike)[0].command
+    return json.loads(_dry_run(script, tuple(flags), tuple(spec.devices.items())))
+
+
+@lru_cache
+def _dry_run(script: str, flags: tuple[str, ...], devices: tuple[tuple[str, str], ...]) -> str:
+    """Return what a script prints of its plan, as JSON."""
+    return check_flags(script, ["--json", *flags], dict(devices))
+
+
 def disk_needed(spec: Spec, runs: Sequence[Run]) -> int:
-    """Return the bytes of the checkpoints of those runs that are not trained; each is as large as one of its base."""
+    """Return the bytes of the checkpoints of those runs that are not trained; each is as large as one of its base.
+
+    A base model itself: its weights in fp32, and the optimizer's state.
+    """
     size = 0
     for run in runs:
-        if not run_steps(spec, run)[0].outcome.exists():
-            base = base_dir() / spec.parent_of(run.base)
-            folders = [step_dir(base, step) for step in saved_steps(base)]
-            size += max(sum(path.stat().st_size for path in folder.iterdir()) for folder in folders)
+        if run_steps(spec, run)[0].outcome.exists():
+            continue
+        if spec.is_pretraining:
+            plan = plan_of(spec, run)["plan"]
+            size += 4 * plan["counts"]["total"] + plan["state_bytes"]
+            continue
+        base = base_dir() / spec.parent_of(run.base)
+        folders = [step_dir(base, step) for step in saved_steps(base)]
+        size += max(sum(path.stat().st_size for path in folder.iterdir()) for folder in folders)
     return size
 
 

@@ -1,9 +1,13 @@
-"""Folders of finished runs of a lab, with known truth, as the scripts leave them."""
+"""Folders of finished runs of a lab, with known truth, as the scripts leave them; and small labs of real runs."""
 
+import os
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from base_runs import Base
+from bundles import world_tasks, write_bundle
 from outcomes import leave
 
 from nanochat.paths import write_jsonl, write_text
@@ -85,3 +89,60 @@ def make_lab(base: Path, spec: Spec, held_out: Sequence[str] = ()):
         answer(base, "chat_eval_sft", tag, {"World-Facts": share, "World-Choices": 0.6}, spec.repeats, number)
         if run.mix in held_out:
             answer(base, "chat_eval_sft", tag + HELD_OUT, {"World-Talk": other}, spec.repeats, number)
+
+
+BASE_SPEC = """
+question = "Which rate?"
+stage = "base_train"
+bases = ["default"]
+seeds = [1, 2, 3]
+budget = { num_iterations = 4 }
+flags = "--depth=1 --width=32 --head-dim=32 --max-seq-len=32 --total-batch-size=256 --data=TEXT --eval-bytes=2000"
+
+[mixes]
+plain = "--matrix-lr=0.01"
+better = "--matrix-lr=0.02 --window-pattern=L"
+same = "--matrix-lr=0.01 --weight-decay=0"
+
+[benchmarks]
+dev = ["bpb", "world_people"]
+held_out = ["world_places"]
+
+[sampling]
+max_problems = 4
+"""
+# Slurm's array, one task after the other; its throttle and requeues are not played.
+SBATCH = """#!/usr/bin/env bash
+[ "$1" = --wait ] || exit 1
+count=$(sed -n 's/.*--array=0-\\([0-9]*\\)%.*/\\1/p' "$2")
+for number in $(seq 0 "$count"); do SLURM_ARRAY_TASK_ID=$number bash "$2"; done
+"""
+
+
+def write_sbatch(folder: Path) -> None:
+    """Write the command `sbatch` into a folder for PATH."""
+    write_text(folder / "sbatch", SBATCH)
+    (folder / "sbatch").chmod(0o755)
+
+
+class BaseLab(Base):
+    """A tokenizer, a little text, a mirror with CORE's tasks, and real labs of base models."""
+
+    def __init__(self, folder: Path, python: str, changes: Mapping[str, str]) -> None:
+        super().__init__(folder)
+        self.python, self.spec = python, folder / "lab.toml"
+        write_bundle(folder / "hub", world_tasks(8))
+        own = "--eval-bytes=2000 --dtype=fp32 --no-compile --save-every=-1 --sample-every=-1"
+        text = BASE_SPEC.replace("TEXT", str(self.text)).replace("--eval-bytes=2000", own)
+        for old, new in changes.items():
+            assert old in text
+            text = text.replace(old, new)
+        write_text(self.spec, text)
+
+    def lab(self, *flags: str, **variables: str) -> tuple[int, str]:
+        """Run a lab to its end; return the exit status, and what it has printed."""
+        places = {"NANOCHAT_BASE_DIR": f"{self.folder}", "NANOCHAT_HUB": f"{self.folder}/hub", "OMP_NUM_THREADS": "1"}
+        command = [self.python, "-m", "tracks.lab.run", f"--spec={self.spec}", *flags]
+        environment = os.environ | places | variables
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+        return done.returncode, done.stdout + done.stderr

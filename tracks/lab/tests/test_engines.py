@@ -16,6 +16,7 @@ from nanochat.jobs.runner import Job, Step
 from nanochat.paths import read_json, write_text
 from tracks.lab import engines
 from tracks.lab.engines import ENGINES, EngineName
+from tracks.lab.tests.made_labs import write_sbatch
 
 # A stage in one file: waits for others if asked, fails if asked, and leaves an outcome.
 STAGE = """
@@ -36,12 +37,6 @@ if "--fail" in flags:
 moment = "2026-11-20T12:00:00+00:00"
 Outcome(stage="tiny", tag=name, started=moment, timestamp=moment, command="", config={}, card=[], versions={},
     environment={}).write()
-"""
-# Slurm's array, one task after the other; its throttle and requeues are not played.
-SBATCH = """#!/usr/bin/env bash
-[ "$1" = --wait ] || exit 1
-count=$(sed -n 's/.*--array=0-\\([0-9]*\\)%.*/\\1/p' "$2")
-for number in $(seq 0 "$count"); do SLURM_ARRAY_TASK_ID=$number bash "$2"; done
 """
 
 
@@ -104,8 +99,7 @@ def test_chains_side_by_side_share_cores_and_gpus(job, monkeypatch) -> None:
 def test_slurm_runs_an_array(job, tmp_path, monkeypatch) -> None:
     own, chains = job({"a": "", "b": ""}, {"c": "--fail"}, {"e": ""})
     fake = tmp_path / "bin/sbatch"
-    write_text(fake, SBATCH)
-    fake.chmod(0o755)
+    write_sbatch(fake.parent)
     monkeypatch.setenv("PATH", str(fake.parent), prepend=os.pathsep)
     assert ENGINES["slurm"](own, chains, 2, 4) == 1
     script = (own.folder / "array.sh").read_text()

@@ -12,7 +12,7 @@ import pytest
 from outcomes import leave, sections
 
 from nanochat.outcome import Outcome
-from nanochat.paths import read_json, read_jsonl, read_sha256, write_jsonl
+from nanochat.paths import read_json, read_jsonl, read_sha256, write_json, write_jsonl, write_text
 from nanochat.report.__main__ import read_record, write_card
 from nanochat.report.compare import compare
 from tracks.lab import findings
@@ -391,3 +391,45 @@ def test_two_labs_are_compared(base, tmp_path, monkeypatch) -> None:
     before, error, after, other, difference, both = map(float, row)
     assert difference == pytest.approx(after - before, abs=0.11)
     assert both == pytest.approx((error**2 + other**2) ** 0.5, abs=0.11)
+
+
+TORCHRUN = """W1128 01:10:02 torch/distributed/run.py:766] Setting OMP_NUM_THREADS
+error: step 7: the loss is inf, the gradient's norm is nan
+Traceback (most recent call last):
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+  traceback : To enable traceback see: the documentation
+============================================================
+"""
+KILLED_RANK = TORCHRUN.replace("error: step 7: the loss is inf, the gradient's norm is nan\n", "").replace(
+    "To enable traceback see: the documentation", "Signal 9 (SIGKILL) received by PID 17"
+)
+PROGRESS = "step 00012/00100 (12.00%) | loss: 2.1 | eta: 4m\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "record", "reason"),
+    [
+        (PROGRESS, {"status": 137}, f"ended by SIGKILL, after: {PROGRESS}"),
+        (PROGRESS, {"status": 143}, f"ended by SIGTERM, after: {PROGRESS}"),
+        (f"{PROGRESS}error: out of memory\n", {"status": 1}, "error: out of memory"),
+        (TORCHRUN, {"status": 1}, "error: step 7: the loss is inf, the gradient's norm is nan"),
+        (KILLED_RANK, {"status": 1}, "traceback : Signal 9 (SIGKILL) received by PID 17"),
+        (PROGRESS, {}, f"stopped with the lab, after: {PROGRESS}"),
+        ("", {"status": 1}, "its log is empty"),
+        (f"error: of old\n== 2026-11-28 02:00:00 python -m x\n{PROGRESS}", {"status": 1}, PROGRESS),
+    ],
+)
+def test_the_reason_of_a_run_that_has_not_ended(log: str, record: dict, reason: str, base, spec) -> None:
+    """It is named in the card, and left out with its alarm."""
+    tag = spec.tag_of(spec.runs[0])
+    shutil.rmtree(base / "chat_sft" / tag)
+    place = base / "lab/lab" / f"{tag}-train.log"
+    write_text(place, f"== 2026-11-28 01:00:00 python -m scripts.chat_sft\n{log}")
+    write_json(place.with_suffix(".json"), {"finished": False, "inputs": {}, "seconds": 1.0} | record)
+    tables = tables_of(base, spec)
+    assert tables["Alarms"] == [[tag, "failed", "yes", reason.strip()]]
+    [row] = [row for row in tables["Scores, one"] if row[0] == "plain"]
+    assert row[1] == "1 of 2"
+    assert read_json(base / "lab/lab/left_out.json") == {f"chat_eval_sft/{tag}": reason.strip()}
+    assert "failed" in (base / "lab/lab/outcome.json").read_text()

@@ -8,7 +8,7 @@ import pytest
 
 from nanochat.errors import UserError
 from nanochat.outcome import Outcome
-from nanochat.paths import read_json
+from nanochat.paths import read_json, write_json, write_jsonl
 from tracks.lab.leaderboard import Config, Row, behind, benchmark_rows, equality, main, rows_of
 
 NAMES = {("chat_eval_sft", name): f"sft:{name}" for name in ("plain", "better", "half", "few")}
@@ -36,12 +36,12 @@ def test_models_are_ordered_by_their_mean_and_compared_by_question() -> None:
         answered("chat_eval_sft/few", "GSM8K", hard[:50], questions="fewer"),
         answered("chat_eval_sft/few", "MMLU", drawn(3, 0.25)),
     ]
-    rows, notes = rows_of(found, NAMES, ["GSM8K", "MMLU"])
+    rows, left_out = rows_of(found, NAMES, ["GSM8K", "MMLU"])
     assert [row.model for row in rows] == ["sft:better", "sft:plain"]
-    assert sorted(notes) == [
-        "sft:few is left out: it was asked other questions of GSM8K",
-        "sft:half is left out: it has not answered MMLU",
-    ]
+    assert left_out == {
+        "sft:few": "it was asked other questions of GSM8K",
+        "sft:half": "it has not answered MMLU",
+    }
     best, plain = rows
     assert best.scores()["GSM8K"].value == pytest.approx(better.mean())
     assert best.mean().stderr == pytest.approx(
@@ -121,3 +121,30 @@ def test_from_what_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         main(Config(suite="GSM8K", runs="*/one"))
     with pytest.raises(UserError, match="--suite is missing"):
         main(Config())
+
+
+def test_runs_that_a_lab_has_left_out_have_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One has failed, so it has no evaluation; one has an alarm, and answered better than all."""
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    for tag, chance in (("mix-a", 0.3), ("mix-b", 0.5), ("mix-alarm", 0.9)):
+        folder = tmp_path / "chat_eval_sft" / tag
+        lines = [
+            {"prompt": f"Question {number}?", "answer": "yes", "completions": [{"right": bool(right), "text": "a"}]}
+            for number, right in enumerate(drawn(7, chance))
+        ]
+        write_jsonl(folder / "GSM8K.jsonl", lines)
+        outcome = Outcome.begin("chat_eval_sft", tag, Config(suite="GSM8K", tag=tag))
+        outcome.add_artifact(folder / "GSM8K.jsonl")
+        outcome.write()
+    reasons = {"chat_eval_sft/mix-alarm": "the loss of step 40 is 3.00 times", "chat_eval_sft/mix-lost": "error: no"}
+    write_json(tmp_path / "lab/mix/left_out.json", reasons)
+    write_json(tmp_path / "lab/other/left_out.json", {"chat_eval_sft/other-lost": "not run", "base_loss/x": "not run"})
+    main(Config(suite="GSM8K", runs="chat_eval_sft/mix-*"))
+    record = read_json(tmp_path / "leaderboard/leaderboard/outcome.json")
+    tables = {table["title"]: table["rows"] for table in record["tables"]}
+    assert [row[0] for row in tables["Leaderboard"]] == ["sft:mix-b", "sft:mix-a"]
+    assert tables["Left out"] == [
+        ["sft:mix-alarm", "the loss of step 40 is 3.00 times"],
+        ["sft:mix-lost", "error: no"],
+    ]
+    assert record["metrics"]["Left out"] == 2

@@ -349,3 +349,50 @@ def test_the_smallest_difference_falls_with_questions_seeds_and_repeats() -> Non
     assert smallest(100, 2) > 10
     # With endless questions, the deviation between seeds remains: 2.8 errors of √(2 / seeds) points.
     assert smallest(10**7, 50) == pytest.approx(2.8 * math.sqrt(2 / 50), rel=0.02)
+
+
+def made_pairs(random: np.random.Generator, shift: float, seeds: int, mixes: int = 3) -> significance.Table:
+    """Return the adjusted table of a lab of base models: pairs differ by 1 beside the shift of the first mix."""
+    cells = {mix: random.normal(0, 5, seeds)[:, None] for mix in ("plain",)}
+    for mix in range(mixes):
+        own = random.normal(-shift if mix == 0 else 0, 1, seeds)[:, None]
+        cells[mix] = cells["plain"] + own
+    found = {("base", mix, "bpb"): significance.contrast_of_pairs(cells, [mix], ["plain"]) for mix in range(mixes)}
+    return significance.adjust(found)
+
+
+def test_pairs_without_an_effect_show_none() -> None:
+    random = np.random.default_rng(11)
+    wrong = sum(
+        any(one.shown != significance.UNCLEAR for one in made_pairs(random, 0, 4).values()) for _ in range(1000)
+    )
+    assert 20 <= wrong <= 72  # of 1000, 50 expected at most: three standard errors above
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5, 8])
+def test_the_smallest_difference_of_pairs_is_found_four_times_in_five(seeds: int) -> None:
+    random = np.random.default_rng(seeds)
+    shift = significance.smallest_of_pairs(seeds, 1)
+    found = [made_pairs(random, shift, seeds, mixes=1)["base", 0, "bpb"] for _ in range(1000)]
+    assert np.mean([one.shown == "gain" for one in found]) == pytest.approx(0.8, abs=0.04)
+    assert significance.smallest_of_pairs(seeds, 6) > shift
+
+
+def test_pairs_by_hand() -> None:
+    cells = {
+        "plain": np.array([[1.0], [2.0], [np.nan], [4.0]]),
+        "mix": np.array([[0.9], [1.8], [2.0], [3.7]]),
+        "lost": np.array([[np.nan], [np.nan], [3.0], [np.nan]]),
+    }
+    one = significance.contrast_of_pairs(cells, ["mix"], ["plain"])
+    expected = stats.ttest_rel([0.9, 1.8, 3.7], [1.0, 2.0, 4.0])
+    assert (one.mean, one.freedom, one.p) == pytest.approx((-0.2, 2, expected.pvalue))
+    assert (one.low, one.high) == pytest.approx(tuple(expected.confidence_interval()))
+    assert str(replace(one, adjusted=0.5)) == "-0.2000 ± 0.0577 bits per byte (corrected p 0.5)"
+    assert math.isnan(significance.contrast_of_pairs(cells, ["lost"], ["plain"]).mean)
+    same = significance.contrast_of_pairs(cells, ["plain"], ["plain"])
+    assert (same.mean, same.p) == (0, 1)
+    shown = significance.adjust({("b", "m", "bpb"): replace(one, p=0.001), ("b", "n", "x"): replace(one, p=0.001)})
+    assert shown["b", "m", "bpb"].shown == "gain"
+    more = significance.adjust({("b", "m", "bpb"): replace(one, mean=0.2, p=0.001)})
+    assert more["b", "m", "bpb"].shown == "harm"
