@@ -130,7 +130,7 @@ def test_arms_that_cannot_be_compared_are_refused(base) -> None:
         refit_exits(recursion, runtime, log)
     # A shape of F that was not chosen.
     base.copy("small-F-wide-0", "other-F-deep-0")
-    with pytest.raises(ValueError, match=r"small-F-1 has \w+ = \d+, and other-F-deep-0 "):
+    with pytest.raises(ValueError, match=r"small-F-1 has \w+ = \d+, and small-F-wide-0 "):
         read_shapes("other", [read_arms("small", 1)])
     # D has the settings of R, but for the scale of its updates.
     with pytest.raises(ValueError, match=r"small-D-1 has residual_power = 0\.5, and small-R-1 0\.0"):
