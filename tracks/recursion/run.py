@@ -201,6 +201,7 @@ def main(config: Config) -> None:
     data = source_of(config, "world")
     refuse_own(words_of(config), OWN)
     flags = [f"--data={data}", f"--tokenizer-tag={config.tag}", f"--depth={config.depth}", *common_flags(config)]
+    flags.append(f"--num-iterations={config.steps}")
     plans = [check_flags(MODULES["R"], [*flags, *recursion_flags(config)]), check_flags("scripts.base_train", flags)]
     if "--dry-run" in flags:
         print0(*plans, terminal_table(time_table(config, data)), sep="\n\n")
