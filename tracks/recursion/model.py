@@ -1,8 +1,8 @@
 """Recursion (TRM): the same blocks run several times, on two states, with a loss at every exit.
 
 y is the answer so far, z a latent state, x the embedded tokens. For each supervision step all layers are swept: layer B
-updates z ← z + s·B(norm(x + y + z)) `loops` times, then y ← y + s·B(norm(y + z)), and the head reads norm(y) at the
-exit. With more than one pass, the sweeps before the last one have no gradient. Every attention call is causal. s is 1,
+updates z ← z + c·B(norm(x + y + z)) `loops` times, then y ← y + c·B(norm(y + z)), and the head reads norm(y) at the
+exit. With more than one pass, the sweeps before the last one have no gradient. Every attention call is causal. c is 1,
 or a power of the number of all applications (`residual_power`), which keeps the states small where depth is tied.
 
 Names and shapes of the parameters are GPT's. Value embeddings and the factors of the residual stream are part of a
