@@ -8,7 +8,7 @@ ranks only decide how the stream is cut.
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, asdict, dataclass
@@ -44,6 +44,8 @@ class BatchSource(Iterator, AbstractContextManager):
     idle = False  # no rank learns from the last batch: the update is skipped; known without waiting for the device
 
     metrics: Mapping[str, float] = {}  # figures of the last batch, for the log
+
+    may_be_saved = True  # False: the next batches need something of the last one that no checkpoint holds
 
     @property
     def progress(self) -> float:
@@ -251,6 +253,9 @@ class TextLoader(Loader[Corpus]):
             self._chunks[lane, source] = Chunk(**state["lanes"][str(lane)][source])
 
 
+Text = TypeVar("Text", bound=TextLoader)
+
+
 def corpus_of(manifest: Record) -> Corpus:
     """Return the text that a base model learned from, of as many shards."""
     if "num_shards" not in manifest:
@@ -260,10 +265,15 @@ def corpus_of(manifest: Record) -> Corpus:
 
 def open_text(trainer: OpenRun[PretrainSettings]) -> TextLoader:
     """Return the source of a new model's batches: rows of a corpus with enough text for the run."""
+    return open_text_as(TextLoader, trainer)
+
+
+def open_text_as(kind: Callable[..., Text], trainer: OpenRun[PretrainSettings]) -> Text:
+    """Return the source of `open_text` as a subclass of TextLoader; kind: the class, or a function that calls it."""
     start = trainer.start
     runtime = trainer.runtime
     config = start.config
-    return TextLoader(
+    return kind(
         open_corpus(config.data, start.num_shards or 0),
         start.tokenizer,
         start.rows,

@@ -134,7 +134,7 @@ MODELS: "Door[type[GPT]]" = Door(
 # kind without an entry is made by its track alone.
 MODEL_FIELDS: Mapping[str, Mapping[str, bool | int | float]] = {
     "golf": {"rope_dims": 0, "query_gain": 0.0, "qk_eps": 2**-23, "exclusive_last": 0, "orthogonal": False},
-    "recursive": {"supervision": 0, "loops": 2, "passes": 1, "detached": 0},
+    "recursive": {"supervision": 0, "loops": 2, "passes": 1, "detached": 0, "residual_power": 0.0},
     "looped": {"sweeps": 1},
 }
 # Names for --model; an entry maps fields of a config to values.
@@ -202,6 +202,7 @@ SECTIONS = {
     "bases": "Public model",
     "practice": "Practice",
     "recursion_eval": "Recursion",
+    "recursion_depth": "Recursion, test-time depth",
     "golf_eval": "Golf",
     "golf_judge": "Golf, an entry from elsewhere",
     "golf_claims": "Golf, the claims of its seed",

@@ -103,7 +103,7 @@ def plan_run(config: PretrainSettings, vocab_size: int | None, bos_id: int = 0) 
     n = scaled_size(counts)  # the size that scaling laws compare
     reference_n = scaled_size(reference_counts)
     size = n / reference_n  # and that of the horizons in tokens, at one ratio
-    flops = flops_per_token(model, shape.max_seq_len)
+    flops = round(config.share_of_flops * flops_per_token(model, shape.max_seq_len))
 
     # A given batch changes learning rates and weight decay too.
     batch = config.total_batch_size

@@ -305,9 +305,14 @@ class PretrainSettings(CorpusSettings, TrainingSettings):
             )
 
     @property
-    def model_fields(self) -> dict[str, int]:
+    def model_fields(self) -> dict[str, int | float]:
         """Fields of the model's config that a track's flags set, beside --model and the sizes."""
         return {}
+
+    @property
+    def share_of_flops(self) -> float:
+        """Of the FLOPs per token that the model's config stands for: what a step takes in the mean over the run."""
+        return 1.0
 
     @property
     def model_notes(self) -> list[str]:

@@ -253,6 +253,7 @@ class TrainingLoop:
         self._is_fp16 = self.runtime.dtype == torch.float16
         self._seconds = self.state.seconds  # by this rank's clock; `state.seconds` is rank 0's, so that all ranks agree
         self._settled_at = 0.0
+        self._save_is_due = False
         self._under_way: _LaunchedStep | None = None  # on a GPU, the launched step that the host has not read
 
     def train(self, evaluations: Sequence[Evaluation], save: Action, requests: Sequence[int]) -> None:
@@ -266,9 +267,13 @@ class TrainingLoop:
             while True:
                 finished = self._progress() >= 1
                 due = [evaluation for evaluation in evaluations if evaluation.is_due(state, finished)]
-                saves = finished or is_multiple(state.step, self.settings.save_every)
-                if due or saves or state.stop:
+                # A source may ask to wait for some steps with a checkpoint, and with a stop, which leaves one.
+                self._save_is_due = self._save_is_due or is_multiple(state.step, self.settings.save_every)
+                saves = finished or (self._save_is_due and self.source.may_be_saved)
+                if due or saves or (state.stop and self.source.may_be_saved):
                     ends = self._pause(due, saves, finished, save)
+                    if saves:
+                        self._save_is_due = False
                     if ends:
                         return
                     if ENDED in state.notes:
@@ -291,7 +296,7 @@ class TrainingLoop:
         if finished:
             state.stop = ""  # by the clock of the last step, if a clock ends the run
             state.progress = 1.0
-        ends = finished or bool(state.stop)
+        ends = finished or (bool(state.stop) and self.source.may_be_saved)
         if ends:
             self._progress_line.close()
         has_trained = state.step > self._first_step  # in this process
@@ -301,7 +306,7 @@ class TrainingLoop:
         self._seconds = state.seconds = self.runtime.all_gather(self._seconds)[0]  # rank 0's clock
         if due and finished and has_trained:
             save(state)  # an evaluation that fails must not cost the run
-        if not state.stop:
+        if finished or not ends:
             self._evaluate(due)
         if saves or ends:
             save(state)

@@ -14,6 +14,7 @@ from nanochat.settings import PretrainSettings
 
 if TYPE_CHECKING:
     from nanochat.data.corpus import Corpus
+    from nanochat.dataloader import TextLoader
     from nanochat.objectives import ChangingObjective, Objective
     from nanochat.run import Trainer
     from nanochat.train import Evaluation
@@ -46,8 +47,9 @@ def pretrain(
     config: Config,
     objective: "Objective | ChangingObjective",
     validation: "Callable[[Trainer[Config], Corpus], list[Evaluation]]",
+    open_source: "Callable[[Trainer[Config]], TextLoader] | None" = None,
 ) -> None:
-    """Train a base model, or print its plan. Tracks call it with their own objective and validation."""
+    """Train a base model, or print its plan. Tracks call it with their own objective, validation and batches."""
     from nanochat.data.corpus import suggestions
     from nanochat.dataloader import open_text
     from nanochat.evals.bpb import sample_writing
@@ -68,7 +70,7 @@ def pretrain(
     assert tokenizer is not None  # only a dry run does without
     # From here on the folder is locked, and the model is built.
     with training("base_train", config, plan, tokenizer) as trainer:
-        source = open_text(trainer)
+        source = open_text(trainer) if open_source is None else open_source(trainer)
         corpus = source.data
         # Due evaluations run in this order, before a checkpoint is saved.
         evaluations = validation(trainer, corpus)

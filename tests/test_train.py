@@ -244,6 +244,33 @@ def test_a_signal_stops_after_the_step_and_saves(runtime, every, tmp_path) -> No
     assert state.evaluated < state.step
 
 
+class Fours(Rows):
+    """Four batches belong together: no checkpoint is saved between them."""
+
+    @property
+    def may_be_saved(self) -> bool:
+        return self.taken % 4 == 0
+
+
+@BOTH
+def test_a_checkpoint_and_a_stop_wait_for_the_source(runtime, tmp_path) -> None:
+    acts = Acts()
+    train(tmp_path / "whole", runtime, steps=14, source=Fours(), save_every=3, save=acts.save)
+    # Due at 3, 6, 9 and 12.
+    assert acts == [("save", 4), ("save", 8), ("save", 12), ("save", 14)]
+    source, acts = Fours(), Acts()
+
+    def ask(model, batch):
+        if source.taken == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return next_token(model, batch)
+
+    evaluations = [acts.evaluation("text", 6)]
+    trained = train(tmp_path, runtime, steps=14, objective=ask, source=source, evaluations=evaluations, save=acts.save)
+    assert (trained.state.step, trained.state.stop) == (8, "a signal")
+    assert acts == [("text", 6), ("save", 8)]  # at step 6 the run goes on, so it is evaluated
+
+
 def test_the_console_and_the_file(tmp_path, capsys) -> None:
     trained = train(tmp_path / "unknown", steps=2)
     line = capsys.readouterr().out.splitlines()[-1]

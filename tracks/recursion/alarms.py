@@ -35,11 +35,18 @@ def find_alarms(records: Sequence[Record], finished: bool) -> dict[str, str]:
 
 
 def validated_exits(records: Sequence[Record]) -> list[list[float]]:
-    """Return the bits per byte at each exit, for each validation after the first step: before, all exits are equal."""
+    """Return the bits per byte at each exit, for each validation after the first step: before, all exits are equal.
+
+    With a curriculum, of the exits that are trained by then.
+    """
     found = []
+    trained = None  # all
     for record in records:
+        trained = record.get("train/exits", trained)
         # Exact names: errors are beside them.
         exits = list(takewhile(record.__contains__, (f"val/bpb at exit {i}" for i in count())))
+        if trained is not None:
+            exits = exits[: int(trained)]
         if exits and record["step"] > 0:
             found.append([record[name] for name in exits])
     return found

@@ -20,17 +20,28 @@ class Config(DeviceSettings, TagSettings):
 
 def main(config: Config) -> None:
     from nanochat.runtime import setup
-    from tracks.recursion.study import SeedResult, figures, pictures, read_seeds, refit_exits, tables
+    from tracks.recursion.study import (
+        SeedResult,
+        depth_of,
+        figures,
+        pictures,
+        read_seeds,
+        read_shapes,
+        refit_exits,
+        tables,
+    )
 
     outcome = Outcome.begin("recursion_eval", config.tag, config)
     seeds = read_seeds(config.tag, config.seeds)
+    shapes = read_shapes(config.tag, seeds)
     results = []
     with setup(config.device_type, config.dtype) as runtime:
         for seed, arms in enumerate(seeds, 1):
             with MetricLog(stage_dir("recursion_eval", config.tag), name=f"refit-{seed}") as log:
-                results.append(SeedResult(arms, *refit_exits(arms["R"], runtime, log)))
+                refitted = refit_exits(arms["R"], runtime, log)
+            results.append(SeedResult(arms, *refitted, depth_of(arms["R"], runtime)))
     outcome.metrics = figures(results)
-    outcome.tables = tables(results)
+    outcome.tables = tables(results, shapes)
     outcome.curves = pictures(results[0])
     outcome.finish()
 

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from nanochat.data.corpus import Corpus
-from nanochat.evals.bpb import EvalText, bpb_of_kinds, log_validation, validation_text
+from nanochat.evals.bpb import EvalText, bits_per_byte, bpb_of_kinds, log_validation, sum_rows, validation_text
+from nanochat.evals.rows import overlapping_rows
 from nanochat.log import Record, table_of
 from nanochat.run import Trainer
 from nanochat.runtime import Runtime
@@ -22,6 +23,27 @@ def bits_by_exit(
         return torch.stack([model.loss(hidden, targets, reduction) for hidden in model.exits(ids)])
 
     return bpb_of_kinds(model.steps, losses, text, seq_len, batch_size, runtime, stride)
+
+
+def compare_exits(
+    model: RecursiveGPT, text: EvalText, first: int, second: int, seq_len: int, batch_size: int, runtime: Runtime
+) -> tuple[Estimate, Estimate, Estimate]:
+    """Return the bits per byte for a text with two numbers of exits, and what the second saves, paired by rows."""
+
+    def losses(ids: Tensor, targets: Tensor, reduction: str) -> Tensor:
+        found = {}
+        for number, hidden in enumerate(model.exits(ids), 1):
+            if number in (first, second):
+                found[number] = model.loss(hidden, targets, reduction)
+        return torch.stack([found[first], found[second]])
+
+    before = model.steps
+    model.steps = max(first, second)
+    inputs, targets = overlapping_rows(text.ids, seq_len, seq_len)
+    one, other = sum_rows(losses, inputs, targets, text.lengths.expand(2, -1), batch_size, runtime)
+    model.steps = before
+    saved = torch.stack([one[:, 0] - other[:, 0], one[:, 1]], dim=1)
+    return bits_per_byte(one), bits_per_byte(other), bits_per_byte(saved)
 
 
 def exit_validation(trainer: Trainer, corpus: Corpus) -> list[Evaluation]:

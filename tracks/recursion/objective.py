@@ -1,14 +1,15 @@
 """The objective of a recursive model: the loss of every exit."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nanochat.dataloader import Batch
-from nanochat.objectives import LossSum, Metric
+from nanochat.objectives import LossSum, Metric, Moment
 from tracks.recursion.model import RecursiveGPT
 
 
@@ -23,16 +24,18 @@ class DeepSupervision:
 
     base: float
     reward: float
+    exits: int | None = None  # trained ones, from the first on; None: all that the model runs
 
     def __call__(self, model: RecursiveGPT, batch: Batch) -> LossSum:
         inputs, targets = batch
         kept = (targets >= 0).sum(1, keepdim=True)  # (rows, 1)
-        first = 1 - model.steps if self.base > 1 else 0  # powers above 1 could be too large for a float
-        powers = [self.base ** (first + i) for i in range(model.steps)]
+        exits = model.steps if self.exits is None else self.exits
+        first = 1 - exits if self.base > 1 else 0  # powers above 1 could be too large for a float
+        powers = [self.base ** (first + i) for i in range(exits)]
         total = 0.0
         before = None
         sums = []
-        for power, hidden in zip(powers, model.exits(inputs), strict=True):
+        for power, hidden in zip(powers, islice(model.exits(inputs), exits), strict=True):
             factors = torch.full((len(inputs), 1), power / sum(powers), device=inputs.device)
             if before is not None:
                 # An exit with a loss below 0.1 nats counts as if it had this one when the next is compared with it.
@@ -46,9 +49,27 @@ class DeepSupervision:
         assert isinstance(total, Tensor)  # there is an exit
         metrics = {f"train/exit_{i}": Metric(loss, kept.sum()) for i, loss in enumerate(sums)}
         metrics["train/refinement"] = Metric(sums[0] - sums[-1], sums[0])
+        if self.exits is not None:
+            one = kept.new_ones(())
+            metrics["train/exits"] = Metric(exits * one, one)
         return LossSum(total / len(sums), kept.sum(), metrics)
 
     def describe(self, figures: Mapping[str, Any]) -> str:
         """Return the losses of the exits, and the refinement, for the line of a step."""
         exits = " ".join(f"{value:.3f}" for name, value in figures.items() if name.startswith("train/exit_"))
         return f"exits: {exits} | refinement: {figures['train/refinement']:.1%}"
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """Deep supervision with more and more exits: each equal part of the run trains its own number of them."""
+
+    objective: DeepSupervision
+    exits: tuple[int, ...]  # by part
+
+    def at(self, moment: Moment) -> DeepSupervision:
+        part = min(int(moment.progress * len(self.exits)), len(self.exits) - 1)
+        return replace(self.objective, exits=self.exits[part])
+
+    def describe(self, figures: Mapping[str, Any]) -> str:
+        return self.objective.describe(figures)

@@ -1,12 +1,14 @@
-"""Compare recursion with its compute: five arms on the same batches, a table, and with several seeds a verdict.
+"""Compare recursion with its compute: six arms on the same batches, a table, and with several seeds a verdict.
 
-python -m tracks.recursion.run                                one seed, 25 minutes on two cores
-python -m tracks.recursion.run --seeds=3                      with the verdict, 75 minutes
-python -m tracks.recursion.run --preset=moderate --steps=600 --depth=4 --width=256 --tag=larger --data=FOLDER
+python -m tracks.recursion.run                                one seed
+python -m tracks.recursion.run --seeds=3                      with the verdict
+python -m tracks.recursion.run --seeds=3 --dry-run            the time of each arm, and of all of them
+python -m tracks.recursion.run --depth=4 --width=256 --steps=2000 --seeds=3 --tag=larger --data=FOLDER
 
-R: recursion. P: the same parameters without a loop. F: as many FLOPs per token in more layers. W: as P, for the same
+R: recursion. D: as R, each update scaled by applications^-1/2. P: the same parameters without a loop. F: as many FLOPs
+per token without a loop, in the best of three shapes, which runs with a seed of their own choose. W: as P, for the same
 seconds. L: as many applications on one state, with the loss at the end alone. No network is needed. Flags of the group
-recursion (--loops=3) go to R alone, other flags to all arms. Run the same command again to resume.
+recursion (--loops=3) go to R and D alone, other flags to all arms. Run the same command again to resume.
 """
 
 import json
@@ -17,6 +19,7 @@ from nanochat.jobs.runner import Step
 from nanochat.jobs.series import (
     SeriesSettings,
     check_flags,
+    figure,
     launch_on_all_gpus,
     refuse_own,
     report_step,
@@ -27,9 +30,10 @@ from nanochat.jobs.series import (
     training_step,
     words_of,
 )
-from nanochat.log import Record, print0
+from nanochat.log import Record, print0, table_of, terminal_table
 from nanochat.paths import newest_manifest, stage_dir
 from tracks.recursion.settings import PresetName
+from tracks.recursion.shapes import BPB, SHAPE_SEED, Costs, Shape, ShapeName, shapes_of_equal_cost
 
 # Flags that differ between arms → the flag of the series to use.
 OWN = {
@@ -38,19 +42,30 @@ OWN = {
     "--num-iterations": "--steps",
     "--target-seconds": "--steps",
     "--model": "--preset, --depth and --width",
+    "--residual-power": "the arm D",
 }
-# Flags of the arm R alone.
-OF_RECURSION = ("--supervision", "--loops", "--passes", "--detached", "--supervision-base", "--improvement-reward")
+# Flags of the arms R and D alone.
+OF_RECURSION = (
+    "--supervision",
+    "--loops",
+    "--passes",
+    "--detached",
+    "--supervision-base",
+    "--improvement-reward",
+    "--curriculum",
+    "--carry",
+)
+DEEP_LOOP = 0.5  # power of the arm D: arXiv 2607.13491, for layers that share their weights
 USUAL = (
     "--head-dim=32 --max-seq-len=256 --window-pattern=L --total-batch-size=2048 --warmup-steps=20 --eval-every=50"
     " --eval-bytes=100000 --sample-every=-1 --save-every=50"
 )
-MODULES = {"R": "tracks.recursion.train"}  # arm → module that trains it, if that is not base training
+MODULES = dict.fromkeys("RD", "tracks.recursion.train")  # arm → module that trains it, if that is not base training
 
 
 @options("recursion")
 class Config(SeriesSettings):
-    """Train recursion, and four models with the same compute in other ways, and compare them."""
+    """Train recursion, and models with the same compute in other ways, and compare them."""
 
     tag = option("recursion", "name of the series, and the beginning of its runs' tags")
     data = option("world", "folder of text, name of a corpus, or a mix of them")
@@ -69,35 +84,86 @@ def common_flags(config: Config) -> list[str]:
 
 
 def recursion_flags(config: Config) -> list[str]:
-    """Return the flags of the arm R alone."""
+    """Return the flags of the arms R and D alone."""
     given = [word for word in words_of(config) if word.partition("=")[0] in OF_RECURSION]
     return [f"--recursion={config.preset}", *given]
 
 
+def estimated(config: Config, data: str, module: str, flags: list[str]) -> Record:
+    """Return the dry run of a run: its plan, and the estimate of its cost."""
+    words = [f"--data={data}", f"--tokenizer-tag={config.tag}", *common_flags(config), *flags]
+    return json.loads(check_flags(module, ["--json", *words]))
+
+
 def planned(config: Config, data: str, module: str, flags: list[str]) -> Record:
     """Return the plan of a run."""
-    words = [f"--data={data}", f"--tokenizer-tag={config.tag}", *common_flags(config), *flags]
-    return json.loads(check_flags(module, ["--json", *words]))["plan"]
+    return estimated(config, data, module, flags)["plan"]
 
 
-def arm_flags(config: Config, data: str) -> dict[str, list[str]]:
-    """Return the flags of the arms R, P, F and L; W follows from the time that R takes."""
+def plain_shapes(config: Config, data: str, recursive: Record, *flags: str) -> dict[ShapeName, Shape]:
+    """Return the shapes that F may have. recursive: the plan of R. flags: more of them for the plans."""
+
+    def flops(depth: int, width: int) -> float:
+        words = [*Shape(depth, width).flags, *flags]
+        return planned(config, data, "scripts.base_train", words)["flops_per_token"]
+
+    depth = config.depth
+    width = config.width
+    costs = Costs.fitted(depth, width, flops(depth, width), flops(depth + 2, width), flops(depth, 2 * width))
+    head_dim = width // recursive["model"]["heads"]
+    return shapes_of_equal_cost(recursive["flops_per_token"], costs, depth, width, head_dim)
+
+
+def shape_flags(config: Config, shape: Shape) -> list[str]:
+    """Return the flags of a plain model of a shape; all arms have the width of R anyway."""
+    return [flag for flag in shape.flags if flag != f"--width={config.width}"]
+
+
+def arm_flags(config: Config, recursive: Record, plain: Shape) -> dict[str, list[str]]:
+    """Return the flags of the arms; W follows from the time that R takes.
+
+    recursive: the plan of R. plain: the shape of F.
+    """
     depth = [f"--depth={config.depth}"]
-    recursive = planned(config, data, MODULES["R"], [*depth, *recursion_flags(config)])
-    plain = planned(config, data, "scripts.base_train", depth)["flops_per_token"]
-    deeper = planned(config, data, "scripts.base_train", [f"--depth={config.depth + 2}"])["flops_per_token"]
-    # Each layer of a plain model costs the same: as many more as come next to the FLOPs of R.
-    two_layers = deeper - plain
-    more = (2 * (recursive["flops_per_token"] - plain) + two_layers // 2) // two_layers
     model = recursive["model"]
     sweeps = model["supervision"] * model["passes"] * (model["loops"] + 1)
     steps = [f"--num-iterations={config.steps}"]
     return {
         "R": [*depth, *steps, *recursion_flags(config)],
+        "D": [*depth, *steps, *recursion_flags(config), f"--residual-power={DEEP_LOOP}"],
         "P": [*depth, *steps],
-        "F": [f"--depth={config.depth + more}", *steps],
+        "F": [*shape_flags(config, plain), *steps],
         "L": [*depth, *steps, f"--model=reference,sweeps={sweeps}"],
     }
+
+
+def time_table(config: Config, data: str) -> Record:
+    """Return the table of the runs and their hours, as their dry runs estimate them; refits come on top."""
+    vocabulary = f"--vocab-size={config.vocab_size}"  # no tokenizer has to be there
+
+    def seconds(arm: str, flags: list[str]) -> float | None:
+        module = MODULES.get(arm, "scripts.base_train")
+        return estimated(config, data, module, [vocabulary, *flags])["estimate"]["seconds"]
+
+    recursive = planned(config, data, MODULES["R"], [vocabulary, f"--depth={config.depth}", *recursion_flags(config)])
+    shapes = plain_shapes(config, data, recursive, vocabulary)
+    runs = [
+        (f"F, {name}", 1, seconds("F", [*shape_flags(config, shape), f"--num-iterations={config.steps}"]))
+        for name, shape in shapes.items()
+    ]
+    arms = arm_flags(config, recursive, shapes["deep"])
+    runs += [(arm, config.seeds, seconds(arm, flags)) for arm, flags in arms.items()]
+    runs.append(("W", config.seeds, next(found for arm, _, found in runs if arm == "R")))
+    rows = []
+    known = []
+    for arm, count, found in runs:
+        hours = None if found is None else count * found / 3600
+        rows.append([arm, count, found, hours])
+        if hours is not None:
+            known.append(hours)
+    total = sum(known) if len(known) == len(runs) else None
+    rows.append(["all", sum(count for _, count, _ in runs), None, total])
+    return table_of("Runs, by their dry runs", "Arm | Runs | Seconds of one:,.0f | Hours:.2f", rows)
 
 
 def steps(config: Config, data: str) -> Iterator[Step]:
@@ -111,7 +177,15 @@ def steps(config: Config, data: str) -> Iterator[Step]:
         tag = f"{config.tag}-{name}-{seed}"
         return training_step(f"{name}-{seed}", module, words, tag, tokenizer_tag=config.tag, data=data, launch=launch)
 
-    arms = arm_flags(config, data)
+    recursive = planned(config, data, MODULES["R"], [f"--depth={config.depth}", *recursion_flags(config)])
+    shapes = plain_shapes(config, data, recursive)
+    best: ShapeName = "deep"
+    if len(shapes) > 1:
+        for name, shape in shapes.items():
+            words = [*shape_flags(config, shape), f"--num-iterations={config.steps}"]
+            yield arm(f"F-{name}", SHAPE_SEED, words)
+        best = min(shapes, key=lambda name: figure("base_train", f"{config.tag}-F-{name}-{SHAPE_SEED}", BPB))
+    arms = arm_flags(config, recursive, shapes[best])
     for seed in range(1, config.seeds + 1):
         for name, flags in arms.items():
             yield arm(name, seed, flags)
@@ -127,9 +201,10 @@ def main(config: Config) -> None:
     data = source_of(config, "world")
     refuse_own(words_of(config), OWN)
     flags = [f"--data={data}", f"--tokenizer-tag={config.tag}", f"--depth={config.depth}", *common_flags(config)]
+    flags.append(f"--num-iterations={config.steps}")
     plans = [check_flags(MODULES["R"], [*flags, *recursion_flags(config)]), check_flags("scripts.base_train", flags)]
     if "--dry-run" in flags:
-        print0(*plans, sep="\n\n")
+        print0(*plans, terminal_table(time_table(config, data)), sep="\n\n")
         return
     run_series("recursion", config.tag, steps(config, data))
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeVar
 
-from nanochat.config import Count, option, options
+from nanochat.config import Count, flag_of, option, options
 from nanochat.errors import UserError
 from nanochat.settings import OptimizerSettings, Rate, given
 
@@ -23,6 +23,7 @@ class Preset:
 
 
 PRESET_FIELDS = tuple(field.name for field in fields(Preset))
+OWN_FIELDS = ("carry", "curriculum", "residual_power")  # flags of recursion that no preset has
 PresetName = Literal["moderate", "aggressive", "extreme"]  # the keys
 PRESETS = {"moderate": Preset(3.0, 0.5, 100), "aggressive": Preset(5.0, 1.0, 150), "extreme": Preset(10.0, 2.0, 200)}
 
@@ -38,6 +39,15 @@ class RecursionSettings(OptimizerSettings):
         None, "sweeps over the layers for each exit, the last with a gradient (default: 1)", least=1
     )
     detached: Count | None = option(None, "cut the gradient after this many exits (default: 0)")
+    curriculum: str = option(
+        "", "exits that are trained in each equal part of the run, like 2,3,4 (default: all of them throughout)"
+    )
+    carry: bool = option(
+        False, "an update for each exit, as in the original: states are carried on to the next exit without a gradient"
+    )
+    residual_power: float = option(
+        0.0, "scale each update of a state by the applications of a layer to minus this power (DeepLoop: 0.5)", off=0.0
+    )
     supervision_base: Rate = option(None, "weight of each exit, relative to the one before (default: the preset's)")
     improvement_reward: Rate = option(None, "reward for the relative improvement of each exit (default: the preset's)")
     warmup_steps: Count | None = option(  # ty: ignore[incompatible-attribute-override]  # None until `with_preset`
@@ -47,14 +57,36 @@ class RecursionSettings(OptimizerSettings):
     grad_clip = option(None, "clip the gradient norm at this value (0: off; default: 1)")
 
     @property
-    def model_fields(self) -> dict[str, int]:
+    def model_fields(self) -> dict[str, int | float]:
         """The fields of RecursiveConfig that flags set. Call `with_preset` first."""
-        return {name: getattr(self, name) for name in ("supervision", "loops", "passes", "detached")}
+        return {name: getattr(self, name) for name in ("supervision", "loops", "passes", "detached", "residual_power")}
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """The exits that are trained in each equal part of the run; () without a curriculum."""
+        words = [word.strip() for word in self.curriculum.split(",")] if self.curriculum else []
+        if not all(word.isdecimal() and int(word) > 0 for word in words):
+            raise UserError(f"--curriculum={self.curriculum} has to be numbers of exits, like 2,3,4")
+        return tuple(int(word) for word in words)
+
+    @property
+    def share_of_flops(self) -> float:
+        """Of the FLOPs of all exits, as the model's config counts them: what a step of the run takes in the mean."""
+        exits = given(self.supervision)
+        if self.carry:
+            return 1 / exits
+        return sum(self.parts) / len(self.parts) / exits if self.parts else 1.0
 
     @property
     def model_notes(self) -> list[str]:
         sweeps = f"{self.supervision} exits x {self.passes} passes x ({self.loops} loops + 1)"
-        return [f"recursion {self.recursion}: each block runs {sweeps} times for a token"]
+        notes = [f"recursion {self.recursion}: each block runs {sweeps} times for a token"]
+        if self.carry:
+            notes.append("carry: a step trains one exit, and each batch comes once for each; FLOPs are those of a step")
+        if self.parts:
+            parts = ", ".join(map(str, self.parts))
+            notes.append(f"curriculum: {parts} exits in equal parts of the run; FLOPs are the mean over the run")
+        return notes
 
 
 Settings = TypeVar("Settings", bound=RecursionSettings)
@@ -63,7 +95,19 @@ Settings = TypeVar("Settings", bound=RecursionSettings)
 def with_preset(config: Settings) -> Settings:
     """Return the settings with the preset's value for each flag that was not given."""
     preset = PRESETS[config.recursion]
+    if config.carry:
+        # The exits are trained one after the other, each with a loss of its own.
+        for name in ("supervision_base", "improvement_reward", "curriculum"):
+            if getattr(config, name):
+                raise UserError(f"{flag_of(name)} is for exits that are trained together: leave out it or --carry")
+    if config.parts and config.supervision is None:
+        config = replace(config, supervision=config.parts[-1])
     config = replace(config, **{name: getattr(preset, name) for name in PRESET_FIELDS if getattr(config, name) is None})
+    if config.parts and max(config.parts) != given(config.supervision):
+        raise UserError(
+            f"--curriculum={config.curriculum} trains at most {max(config.parts)} exits, and the model has"
+            f" {config.supervision}: give --supervision={max(config.parts)}, or none"
+        )
     if 0 < given(config.supervision) <= given(config.detached):
         raise UserError(f"--detached={config.detached} has to be below --supervision={config.supervision}")
     return config

@@ -1,4 +1,4 @@
-"""Compare recursion with its compute: runs of five arms on the same batches, refits of exits, and a verdict.
+"""Compare recursion with its compute: runs of six arms on the same batches, refits of exits, and a verdict.
 
 A large refinement from the first exit to the last proves little: the loss weighs the first exit least, so it may merely
 be trained badly. So the first exit gets a head of its own, trained until validation stops falling; and other models
@@ -10,7 +10,8 @@ import json
 import statistics
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from nanochat.checkpoint import Checkpoint, newest
@@ -32,30 +33,37 @@ from nanochat.start import batch_of
 from nanochat.statistics import Metrics, interval, measured
 from nanochat.train import LoopSettings, State, new_loop
 from tracks.recursion.alarms import LEAST_REFINEMENT, in_order, refinement, validated_exits
+from tracks.recursion.depth import MOST_EXITS, DepthResult, depth_figures, depth_table, measure_depth, two_texts
 from tracks.recursion.model import RecursiveGPT
-from tracks.recursion.settings import PRESET_FIELDS
+from tracks.recursion.settings import OWN_FIELDS, PRESET_FIELDS
+from tracks.recursion.shapes import BPB, SHAPE_SEED, SHAPES, TOLERANCE, ShapeName
+from tracks.recursion.train import Config
 
 if TYPE_CHECKING:
     from nanochat.gpt import GPT
 
 ARMS = {
     "R": "recursion",
+    "D": "recursion, each update scaled by applications^-1/2",
     "P": "same parameters, no loop",
-    "F": "same FLOPs per token, more layers, no loop",
+    "F": "same FLOPs per token, no loop, the best of three shapes",
     "W": "same parameters, no loop, same seconds",
     "L": "as many applications, one state, loss at the end alone",
 }
-# Metrics of base training, and the seconds that its checkpoint has.
-BPB = "Final validation bpb"
+# Metrics of base training beside BPB, and the seconds that its checkpoint has.
 FLOPS = "Number of FLOPs per token"
 PARAMETERS = "Number of parameters"
 SECONDS = "Seconds of training"
-# Settings in which an arm may differ from R.
-FREE_IN_ARM = {*PRESET_FIELDS, "recursion", "depth", "model", "num_iterations", "target_seconds"}
-EQUAL = {PARAMETERS: ("P", "W", "L"), FLOPS: ("F",), SECONDS: ("W",)}  # metric -> arms that have to equal R in it
-# For FLOPs and seconds, which cannot be the same. An arm that trains for some seconds ends with the step that passes
-# them: the seconds of that step may come on top.
-TOLERANCE = 0.05
+# Settings in which an arm may differ from R. W reads more rows, or fewer.
+FREE_IN_ARM = {*PRESET_FIELDS, *OWN_FIELDS, "recursion", "depth", "model", "num_iterations", "target_seconds"}
+FREE = dict.fromkeys(ARMS, FREE_IN_ARM) | {
+    "D": {"residual_power"},
+    "F": {*FREE_IN_ARM, "width"},
+    "W": {*FREE_IN_ARM, "rows"},
+}
+# metric -> arms that have to equal R in it: FLOPs and seconds, which cannot be the same, within TOLERANCE. An arm that
+# trains for some seconds ends with the step that passes them: the seconds of that step may come on top.
+EQUAL = {PARAMETERS: ("D", "P", "W", "L"), FLOPS: ("D", "F"), SECONDS: ("W",)}
 REFIT_STEPS = 50  # between validations
 REFIT_RATES = (1.0, 0.25, 0.0625)  # factors for the learning rate, each until validation stops falling
 LEAST_GAIN = 0.001  # of the bits per byte: less counts as no fall
@@ -104,7 +112,8 @@ class ArmRun:
 
     def require_equal(self, other: "ArmRun", free: Container[str]) -> None:
         """Raise a UserError if this run differs from another one in its settings or batches, unless that is free."""
-        others = other.settings
+        # A flag that is newer than the other run had its default.
+        others = {one.name: one.default for one in fields(Config)} | other.settings
         for name, value in self.settings.items():
             if name not in free and value != others.get(name):
                 found = f"{self.outcome.tag} has {name} = {value}, and {other.outcome.tag} {others.get(name)}"
@@ -112,7 +121,7 @@ class ArmRun:
 
 
 def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
-    """Return the five arms of a seed; a UserError says which one is not what the comparison needs."""
+    """Return the arms of a seed; a UserError says which one is not what the comparison needs."""
     arms = {arm: ArmRun.read(f"{tag}-{arm}-{seed}") for arm in ARMS}
     recursion = arms["R"]
     if recursion.manifest["config"]["seed"] != seed:
@@ -120,8 +129,7 @@ def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
     if not validated_exits(recursion.records):
         raise UserError(f"{recursion.outcome.tag} has no validation: train it again, with --eval-every")
     for arm, run in arms.items():
-        # W reads more rows, or fewer.
-        run.require_equal(recursion, {*FREE_IN_ARM, "rows"} if arm == "W" else FREE_IN_ARM)
+        run.require_equal(recursion, FREE[arm])
     for name, equal in EQUAL.items():
         other = recursion.outcome.figure(name)
         for arm in equal:
@@ -139,6 +147,26 @@ def read_seeds(tag: str, count: int) -> list[dict[str, ArmRun]]:
     for arms in seeds:  # the other arms have the settings of their R
         arms["R"].require_equal(seeds[0]["R"], {"seed"})
     return seeds
+
+
+def read_shapes(tag: str, seeds: Sequence[Mapping[str, ArmRun]]) -> dict[ShapeName, ArmRun]:
+    """Return the runs that F's shape was chosen by, none for a series without; a UserError if F has another shape."""
+    tags: dict[ShapeName, str] = {shape: f"{tag}-F-{shape}-{SHAPE_SEED}" for shape in SHAPES}
+    shapes = {
+        shape: ArmRun.read(own)
+        for shape, own in tags.items()
+        if (stage_dir("base_train", own) / "outcome.json").exists()
+    }
+    if shapes:
+        best = shapes[best_shape(shapes)]
+        for arms in seeds:
+            arms["F"].require_equal(best, {"seed"})
+    return shapes
+
+
+def best_shape(shapes: Mapping[ShapeName, ArmRun]) -> ShapeName:
+    """Return the shape with the fewest bits per byte on validation text."""
+    return min(shapes, key=lambda shape: shapes[shape].outcome.figure(BPB))
 
 
 # ---- refinement ----
@@ -249,6 +277,22 @@ def refit_exits(run: ArmRun, runtime: Runtime, log: MetricLog) -> tuple[float, f
     return first, last, REFIT_STEPS * sum(rounds)
 
 
+def depth_of(run: ArmRun, runtime: Runtime) -> DepthResult | None:
+    """Choose a run's number of exits on its validation text, and score it on what follows; None if nothing does."""
+    config = run.manifest["config"]
+    size = runtime.validation_bytes if config["eval_bytes"] < 0 else config["eval_bytes"]
+    validation, test = two_texts(corpus_of(run.manifest), tokenizer_of(run.checkpoint), size)
+    if test is None:
+        print0(
+            f"depth: {run.outcome.tag} has no validation text beyond {size:,} bytes, so no number of exits is chosen"
+        )
+        return None
+    model = build_model(config_of(run.manifest), runtime, run.checkpoint)
+    assert isinstance(model, RecursiveGPT)
+    most = max(MOST_EXITS, model.config.supervision)
+    return measure_depth(model.eval(), validation, test, most, run.manifest["loop"]["device_batch"], runtime)
+
+
 @dataclass(frozen=True)
 class SeedResult:
     """The arms of a seed, compared."""
@@ -257,10 +301,11 @@ class SeedResult:
     first: float  # bits per byte of R's first exit with a head of its own
     last: float  # of the last exit
     steps: int  # that each of the heads was trained
+    depth: DepthResult | None = None  # of R; None: no text was left for it
 
     @property
     def batches(self) -> str:
-        """A hash of what decides the batches of R, P, F and L: W has more of them."""
+        """A hash of what decides the batches of R, D, P, F and L: W has more of them."""
         source = self.arms["R"].manifest["source"]
         return text_sha256(json.dumps([source["setting"], source["rows"]], sort_keys=True))[:12]
 
@@ -301,13 +346,16 @@ def _mean(values: Sequence[float | str]) -> float | None:
     return statistics.fmean(numbers) if len(numbers) == len(values) else None
 
 
-def tables(results: Sequence[SeedResult]) -> list[Record]:
-    """Return two tables: bits per byte at each exit; cost and loss of each arm, and its difference to R."""
+def tables(results: Sequence[SeedResult], shapes: Mapping[ShapeName, ArmRun] = MappingProxyType({})) -> list[Record]:
+    """Return the tables: exits of R; cost and loss of each arm, and its difference to R; shapes of F; more exits of R.
+
+    shapes: the runs that F's shape was chosen by.
+    """
     exits = zip(*(result.arms["R"].exits for result in results), strict=True)
     rows = [[i, *interval(bits)] for i, bits in enumerate(exits)]
     found = [table_of("Exits of R on validation text, ± 95 % over seeds", "Exit | Bits per byte:.4f | ±:.4f", rows)]
     columns = (
-        "Arm | Layers | Minus R:+.4f | ±:.4f | Bits per byte:.4f | Seconds:,.0f | Parameters:,.0f"
+        "Arm | Layers | Width | Minus R:+.4f | ±:.4f | Bits per byte:.4f | Seconds:,.0f | Parameters:,.0f"
         " | FLOPs per token:,.0f | Tokens:,.0f | Tokens/s:,.0f | FLOPs:.2e | Model"
     )
     names = (BPB, SECONDS, PARAMETERS, FLOPS, "Tokens seen", "Tokens per second", "Total training flops")
@@ -316,8 +364,34 @@ def tables(results: Sequence[SeedResult]) -> list[Record]:
         runs = [result.arms[arm] for result in results]
         gain = [None, None] if arm == "R" else interval([result.gain(arm) for result in results])
         means = (_mean([run.outcome.figure(name) for run in runs]) for name in names)
-        rows.append([arm, runs[0].outcome.config["depth"], *gain, *means, description])
-    return [*found, table_of("Arms, means over seeds; differences to R ± 95 %", columns, rows)]
+        config = runs[0].outcome.config
+        rows.append([arm, config["depth"], config["width"], *gain, *means, description])
+    found.append(table_of("Arms, means over seeds; differences to R ± 95 %", columns, rows))
+    if shapes:
+        found.append(shape_table(shapes))
+    if depths := depths_of(results):
+        found.append(depth_table(depths))
+    return found
+
+
+def shape_table(shapes: Mapping[ShapeName, ArmRun]) -> Record:
+    """Return the table of the shapes that F could have had."""
+    best = best_shape(shapes)
+    rows = []
+    for shape, run in shapes.items():
+        config = run.outcome.config
+        figures = (run.outcome.figure(name) for name in (BPB, PARAMETERS, FLOPS))
+        rows.append(
+            [shape, config["depth"], config["width"], *figures, "yes" if shape == best else "no", SHAPES[shape]]
+        )
+    columns = "Shape | Layers | Width | Bits per byte:.4f | Parameters:,.0f | FLOPs per token:,.0f | Chosen | Width is"
+    return table_of(f"Shapes of F, chosen on validation text with seed {SHAPE_SEED}", columns, rows)
+
+
+def depths_of(results: Sequence[SeedResult]) -> list[DepthResult]:
+    """Return the test-time depth of R for each seed; nothing if a seed has none."""
+    found = [result.depth for result in results if result.depth is not None]
+    return found if len(found) == len(results) else []
 
 
 def figures(results: Sequence[SeedResult]) -> Metrics:
@@ -334,12 +408,14 @@ def figures(results: Sequence[SeedResult]) -> Metrics:
         "Verdict": verdict(own, refitted, gains),
         "Preset": settings["recursion"],
         **{name: settings[name] for name in (*PRESET_FIELDS, "matrix_lr", "embedding_lr")},
+        **{name: settings[name] for name in OWN_FIELDS if settings.get(name)},
         "Refinement": measured(*interval(own)),
         "Refinement, first exit refitted": measured(*interval(refitted)),
         "Refinement, first and last exit refitted": measured(*interval(both)),
         "Exits in order": f"{sum(validations)} of {len(validations)} validations",
         "Gradient norm of R": f"{statistics.median(norms):.2f} in the median, {max(norms):.2f} at most",
         "Applications of a layer per token": sweeps,
+        **(depth_figures(depths) if (depths := depths_of(results)) else {}),
         "Batches of R, P, F and L": ", ".join(result.batches for result in results),
         "Steps of a refit": ", ".join(str(result.steps) for result in results),
     }

@@ -20,6 +20,8 @@ CASES = """
 [GOOD, INVERTED, INVERTED, INVERTED], False, ["order"]
 [validation(2.0, 2.00001)] * 3, False, []
 [INVERTED | {"step": 0}, INVERTED, INVERTED], False, []
+[{"step": 1, "train/exits": 1}, INVERTED, INVERTED, INVERTED], False, []
+[{"step": 1, "train/exits": 2}, INVERTED, INVERTED, INVERTED], False, ["order"]
 [FLAT], False, []
 [FLAT], True, ["refinement"]
 [NORM, {"step": 8, "train/grad_norm": 20.1}], False, ["gradient"]

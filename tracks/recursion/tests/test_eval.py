@@ -11,9 +11,16 @@ from nanochat.paths import read_json
 from nanochat.runtime import setup
 from tracks.recursion import eval as recursion_eval
 from tracks.recursion.eval import Config
-from tracks.recursion.study import FREE_IN_ARM, SECONDS, ArmRun, read_arms, refit_exits
+from tracks.recursion.study import FREE_IN_ARM, SECONDS, ArmRun, read_arms, read_shapes, refit_exits
 
-DEPTH = {"R": ["--recursion=aggressive"], "P": [], "F": ["--depth=13"], "L": ["--model=reference,sweeps=12"]}
+DEPTH = {
+    "R": ["--recursion=aggressive"],
+    "D": ["--recursion=aggressive", "--residual-power=0.5"],
+    "P": [],
+    "F": ["--depth=13"],
+    "L": ["--model=reference,sweeps=12"],
+}
+SHAPES_OF_F = {"deep": ["--depth=13"], "wide": ["--depth=1", "--width=192", "--num-iterations=1"]}
 SHAPE = ["--depth=1", "--width=64", "--save-every=-1", "--lanes=8"]
 
 
@@ -21,8 +28,10 @@ SHAPE = ["--depth=1", "--width=64", "--save-every=-1", "--lanes=8"]
 def base(tmp_path_factory):
     base = Base(tmp_path_factory.mktemp("base"))
     for arm, flags in DEPTH.items():
-        script = "tracks.recursion.train" if arm == "R" else "base_train"
+        script = "tracks.recursion.train" if arm in "RD" else "base_train"
         base.run(f"small-{arm}-1", *SHAPE, *flags, "--seed=1", script=script)
+    for shape, flags in SHAPES_OF_F.items():
+        base.run(f"small-F-{shape}-0", *SHAPE, *flags, "--seed=0")
     manifest = read_json(base.of("small-R-1") / f"step_{STEPS:06d}/manifest.json")
     seconds = manifest["loop"]["seconds"]
     base.run("small-W-1", *SHAPE, "--num-iterations=-1", f"--target-seconds={seconds}", "--seed=1")
@@ -41,12 +50,12 @@ def test_one_seed_gives_figures_and_no_verdict(base, capsys) -> None:
     said = capsys.readouterr().out
     assert "Verdict: no verdict: one seed\n" in said
     outcome = read_json(base.folder / "recursion_eval/small/outcome.json")
-    exits, arms = outcome["tables"]
+    exits, arms, shapes, depths = outcome["tables"]
     assert [row[0] for row in exits["rows"]] == [0, 1, 2, 3]
     recursion = base.outcome("small-R-1")["metrics"]
     assert exits["rows"][-1][1] == recursion["Final validation bpb"]["value"]
     rows = {row[0]: dict(zip((name for name, _ in arms["columns"]), row, strict=True)) for row in arms["rows"]}
-    assert list(rows) == ["R", "P", "F", "W", "L"]
+    assert list(rows) == ["R", "D", "P", "F", "W", "L"]
     for arm, row in rows.items():
         measured = base.outcome(f"small-{arm}-1")["metrics"]
         assert row["Bits per byte"] == measured["Final validation bpb"]["value"]
@@ -54,7 +63,18 @@ def test_one_seed_gives_figures_and_no_verdict(base, capsys) -> None:
         assert row["Minus R"] == (None if arm == "R" else pytest.approx(difference))
     assert rows["F"]["FLOPs per token"] == pytest.approx(rows["R"]["FLOPs per token"], rel=0.1)
     assert rows["P"]["Parameters"] == rows["R"]["Parameters"] == rows["L"]["Parameters"] < rows["F"]["Parameters"]
+    assert [[row[0], row[1], row[2], row[6]] for row in shapes["rows"]] == [
+        ["deep", 13, 64, "yes"],
+        ["wide", 1, 192, "no"],
+    ]
+    assert shapes["title"] == "Shapes of F, chosen on validation text with seed 0"
+    assert [row[0] for row in depths["rows"]] == [*range(1, 17)]
     metrics = outcome["metrics"]
+    chosen = int(metrics["Exits chosen on validation text"])
+    assert chosen == 1 + min(range(16), key=lambda i: depths["rows"][i][2])
+    assert metrics["Test bpb that the choice saves"]["value"] == pytest.approx(
+        metrics["Test bpb, exits as trained"]["value"] - metrics["Test bpb, chosen exits"]["value"]
+    )
     assert (metrics["Preset"], metrics["supervision_base"], metrics["loops"]) == ("aggressive", 5.0, 2)
     norms = [*base.series("small-R-1", "train/grad_norm").values()]
     assert metrics["Gradient norm of R"] == f"{np.median(norms):.2f} in the median, {max(norms):.2f} at most"
@@ -108,6 +128,13 @@ def test_arms_that_cannot_be_compared_are_refused(base) -> None:
         pytest.raises(ValueError, match="the text has changed since small-R-1 was trained: put it back"),
     ):
         refit_exits(recursion, runtime, log)
+    # A shape of F that was not chosen.
+    base.copy("small-F-wide-0", "other-F-deep-0")
+    with pytest.raises(ValueError, match=r"small-F-1 has \w+ = \d+, and small-F-wide-0 "):
+        read_shapes("other", [read_arms("small", 1)])
+    # D has the settings of R, but for the scale of its updates.
+    with pytest.raises(ValueError, match=r"small-D-1 has residual_power = 0\.5, and small-R-1 0\.0"):
+        ArmRun.read("small-D-1").require_equal(recursion, set())
     # One seed under two names.
     with pytest.raises(ValueError, match="small-R-1 was not trained with --seed=2: train it again"):
         recursion_eval.main(Config(tag="small", dtype="fp32", seeds=2))

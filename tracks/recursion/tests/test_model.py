@@ -76,6 +76,16 @@ def test_flops_are_those_of_the_products(changes) -> None:
     assert products / 32 == pytest.approx(flops_per_token(model, 32) - attention, rel=0.01)
 
 
+def test_the_scale_of_updates_is_that_of_all_applications() -> None:
+    config = RecursiveConfig(depth=2, supervision=4, loops=2, passes=1, residual_power=0.5)
+    assert config.update_scale == pytest.approx(24**-0.5)
+    assert RecursiveConfig().update_scale == 1
+    model, ids = lively(RECURSIVE["recursive scaled"]), tokens()
+    two = list(model.exits(ids))
+    model.steps = 4
+    assert torch.equal(list(model.exits(ids))[1], two[1])  # more exits than were trained do not change it
+
+
 def test_other_numbers_of_exits_are_told(base, capsys, monkeypatch) -> None:
     tokenizer = Tokenizer.train(["a fox and a dog"], 300)
     leave_model(base, "base_train", "recursive", tokenizer, preset=CONFIGS["recursive"])
@@ -117,7 +127,8 @@ def test_manifests_from_before_there_were_kinds() -> None:
     ):
         config = config_of({"model": OLD_RECORD | changes})
         assert config.kind == kind
-        assert asdict(config).items() <= (OLD_RECORD | changes).items()
+        newer = {"residual_power": 0.0}  # a field from after there were kinds
+        assert asdict(config).items() <= (newer | OLD_RECORD | changes).items()
         assert config_of({"model": record_of(config)}) == config
 
 
@@ -144,7 +155,7 @@ def test_a_config_that_cannot_be_is_refused() -> None:
         RecursiveConfig(**SMALL, passes=0)
 
 
-OTHER_VALUES = {"supervision": 3, "loops": 1, "passes": 2, "detached": 1, "sweeps": 2}
+OTHER_VALUES = {"supervision": 3, "loops": 1, "passes": 2, "detached": 1, "residual_power": 0.5, "sweeps": 2}
 TRUNK = {field.name for field in fields(InductionConfig)}
 USUAL = {**SMALL, "supervision": 2}
 CASES = field_cases(RecursiveConfig, TRUNK, OTHER_VALUES, USUAL) + field_cases(LoopedConfig, TRUNK, OTHER_VALUES)

@@ -14,8 +14,9 @@ from test_sharding import train_both
 from torch.testing import assert_close
 
 from nanochat.log import read_metrics
+from nanochat.objectives import Moment
 from nanochat.runtime import setup
-from tracks.recursion.objective import DeepSupervision
+from tracks.recursion.objective import Curriculum, DeepSupervision
 from tracks.recursion.tests.recursive_models import CONFIGS
 from tracks.recursion.tests.written_out import written_out
 
@@ -51,6 +52,21 @@ def test_any_base_weighs_the_exits(base) -> None:
     losses = torch.stack([metrics[f"train/exit_{i}"][0] for i in range(3)])
     expected = {1e200: losses[-1], 1.0: losses.mean(), 0.0: losses[0]}[base] / 3
     assert_close(total, expected)
+
+
+def test_a_curriculum_trains_the_first_exits() -> None:
+    model, ids = lively(CONFIGS["recursive"]), tokens(1)
+    curriculum = Curriculum(DeepSupervision(5.0, 1.0), (1, 2, 3))
+    seen = [curriculum.at(Moment(step, step / 9)).exits for step in range(9)]
+    assert seen == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert curriculum.at(Moment(9, 1.0)).exits == 3
+    total, count, metrics = curriculum.at(Moment(4, 0.5))(model, (ids, ids))
+    assert set(metrics) == {"train/exit_0", "train/exit_1", "train/refinement", "train/exits"}
+    assert float(metrics["train/exits"].total) == 2
+    model.steps = 2
+    expected, expected_count, _ = DeepSupervision(5.0, 1.0)(model, (ids, ids))
+    assert torch.equal(total, expected)
+    assert torch.equal(count, expected_count)
 
 
 # ---- on several ranks ----

@@ -1,9 +1,10 @@
 """Base training of a recursive model, and the table of its exits in scripts.base_loss; settings and refusals."""
 
 import re
+import signal
 
 import pytest
-from base_runs import Base
+from base_runs import Base, SignalAfter, files_of
 
 from bench.rehearsal import rehearse
 from bench.rehearsed_steps import new_step
@@ -25,14 +26,44 @@ def base(tmp_path_factory):
 def test_presets() -> None:
     config = with_preset(Config(recursion="extreme"))
     assert (config.warmup_steps, config.grad_clip, config.matrix_lr) == (200, 1.0, 0.02)
-    assert config.model_fields == {"supervision": 4, "loops": 2, "passes": 1, "detached": 0}
+    shape = {"supervision": 4, "loops": 2, "passes": 1, "detached": 0}
+    assert config.model_fields == shape | {"residual_power": 0.0}
     assert (config.supervision_base, config.improvement_reward) == (10, 2)
     own = with_preset(Config(recursion="extreme", supervision=2, warmup_steps=3))
     assert (own.supervision, own.warmup_steps, own.loops) == (2, 3, 2)
     assert set(PRESETS) == {"moderate", "aggressive", "extreme"}
 
 
+def test_a_curriculum_sets_the_exits_and_the_flops() -> None:
+    config = with_preset(Config(curriculum="2,3,4"))
+    assert (config.supervision, config.parts, config.share_of_flops) == (4, (2, 3, 4), 0.75)
+    assert with_preset(Config(curriculum="1,3")).supervision == 3
+    assert with_preset(Config()).share_of_flops == 1
+    assert with_preset(Config(carry=True, supervision=2)).share_of_flops == 0.5
+    whole, part = (plan_run(with_preset(Config(depth=2, curriculum=parts)), 512) for parts in ("", "2,3,4"))
+    assert part.flops_per_token == pytest.approx(0.75 * whole.flops_per_token, abs=1)
+    assert part.notes[-1] == "curriculum: 2, 3, 4 exits in equal parts of the run; FLOPs are the mean over the run"
+
+
 def test_what_cannot_be_is_one_sentence(here) -> None:
+    for flags, sentence in (
+        ({"curriculum": "2,x"}, "--curriculum=2,x has to be numbers of exits, like 2,3,4"),
+        ({"curriculum": "0,2"}, "--curriculum=0,2 has to be numbers of exits, like 2,3,4"),
+        (
+            {"curriculum": "2,3", "supervision": 4},
+            "--curriculum=2,3 trains at most 3 exits, and the model has 4: give --supervision=3, or none",
+        ),
+        (
+            {"carry": True, "curriculum": "2,4"},
+            "--curriculum is for exits that are trained together: leave out it or --carry",
+        ),
+        (
+            {"carry": True, "supervision_base": 3.0},
+            "--supervision-base is for exits that are trained together: leave out it or --carry",
+        ),
+    ):
+        with pytest.raises(ValueError, match=re.escape(sentence)):
+            with_preset(Config(**flags))
     with pytest.raises(ValueError, match="--detached=4 has to be below --supervision=4"):
         with_preset(Config(recursion="extreme", detached=4))
     for flag, sentence in {
@@ -70,6 +101,23 @@ def test_a_recursive_model_has_a_table_of_its_exits(base, monkeypatch, capsys) -
     said = base.refused("exits", *short, "--grad-clip=1", "--num-iterations=8")
     assert "holds another run: " in said
     assert "its model has kind recursive and not gpt. Use another --tag, or --resume=never" in said
+
+
+def test_a_curriculum_is_the_same_after_a_stop(base) -> None:
+    """Parts of 6 steps end at 2 and 4; a run that was stopped in the second part goes on with its exits."""
+    flags = ("--depth=1", "--num-iterations=6", "--curriculum=1,2,3", "--save-every=1")
+    script = "tracks.recursion.train"
+    base.run("parts", *flags, script=script)
+    exits = {1: 1.0, 2: 1.0, 3: 2.0, 4: 2.0, 5: 3.0, 6: 3.0}
+    assert base.series("parts", "train/exits") == exits
+    assert list(base.series("parts", "train/exit_2")) == [5, 6]
+    base.run("stopped", *flags, script=script, before=SignalAfter(2, signal.SIGTERM))
+    assert max(base.series("stopped", "train/exits")) == 3
+    assert not (base.of("stopped") / "outcome.json").exists()
+    base.run("stopped", *flags, script=script)
+    assert base.series("stopped", "train/exits") == exits
+    assert base.losses("stopped") == base.losses("parts")
+    assert files_of(base.of("stopped"), 6) == files_of(base.of("parts"), 6)
 
 
 # depth, rows, options

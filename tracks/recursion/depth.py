@@ -1,0 +1,190 @@
+"""Test-time depth: the number of exits that a trained model is best run with, chosen on one text, scored on another.
+
+python -m tracks.recursion.depth --tag=recursive --most=16
+
+The exits of one checkpoint are evaluated on validation text, also beyond those that were trained. The one with the
+fewest bits per byte is chosen, and is scored once, beside the last trained one, on a test text that nothing was chosen
+by: what follows the validation text, without documents that occur in it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from nanochat.config import Count, option, options, run_script
+from nanochat.errors import UserError
+from nanochat.log import Record, table_of
+from nanochat.outcome import Outcome
+from nanochat.settings import CorpusSettings, DeviceSettings, TagSettings
+from nanochat.statistics import Estimate, Metrics, interval, measured
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from nanochat.data.corpus import Corpus
+    from nanochat.evals.bpb import EvalText
+    from nanochat.runtime import Runtime
+    from nanochat.tokenizer import Tokenizer
+    from tracks.recursion.model import RecursiveGPT
+
+MOST_EXITS = 16
+COLUMNS = "Exits | Trained | Bits per byte:.4f | ±:.4f"
+
+
+@options("evaluation")
+class Config(CorpusSettings, DeviceSettings, TagSettings):
+    """Choose the number of exits of a recursive base model on validation text, and score it on test text."""
+
+    data = option("", "folder of text, corpus or mix (default: the model's)")
+    step: Count = option(-1, "step of the checkpoint (-1: the newest)", group="model", least=-1, in_card=False)
+    most: Count = option(MOST_EXITS, "exits to try", least=1)
+    eval_bytes: Count = option(500_000, "bytes of validation text, and at most as many of test text", least=1)
+    device_batch_size: Count = option(8, "rows per batch on one device", least=1, in_card=False)
+
+
+@dataclass(frozen=True)
+class DepthResult:
+    """The exits of a model on validation text, and two of them on test text."""
+
+    validation: list[Estimate]  # bits per byte at each exit
+    trained: int  # exits
+    chosen: int
+    test_trained: Estimate
+    test_chosen: Estimate
+    gain: Estimate  # bits per byte that the chosen number of exits saves on test text, row by row
+
+
+def choose_exits(validation: Sequence[Estimate]) -> int:
+    """Return the number of exits with the fewest bits per byte, the smaller one of two equals."""
+    return 1 + min(range(len(validation)), key=lambda i: validation[i].value)
+
+
+def two_texts(corpus: "Corpus", tokenizer: "Tokenizer", size: int) -> "tuple[EvalText, EvalText | None]":
+    """Return the first bytes of a corpus's validation text, and as many of what follows; None if nothing does.
+
+    The first text may end within a document, whose rest begins the second one. That has no document of the first.
+    """
+    import pyarrow
+
+    from nanochat.evals.bpb import read_text
+
+    documents = chain.from_iterable(batch.to_pylist() for batch in corpus.batches("val"))  # read by both, in turn
+    seen = []
+
+    def first() -> "Iterator[pyarrow.Array]":
+        for document in documents:
+            seen.append(document)
+            yield pyarrow.array([document])
+
+    validation = read_text(first(), tokenizer, size)
+    left = sum(len(document.encode()) for document in seen) - validation.bytes  # of the last one
+    rest = [seen[-1].encode()[-left:].decode()] if left else []
+    known = set(seen)
+    others = chain(rest, (document for document in documents if document not in known))
+    next_document = next(others, None)
+    if next_document is None:
+        return validation, None
+    arrays = (pyarrow.array([document]) for document in chain([next_document], others))
+    return validation, read_text(arrays, tokenizer, size)
+
+
+def measure_depth(
+    model: "RecursiveGPT",
+    validation: "EvalText",
+    test: "EvalText",
+    most: int,
+    batch_size: int,
+    runtime: "Runtime",
+    length: int = 0,
+) -> DepthResult:
+    """Choose the number of exits, up to `most`, on the validation text; score it and the trained one on the test text.
+
+    length: of a row in tokens, 0: the model's context.
+    """
+    from tracks.recursion.exits import bits_by_exit, compare_exits
+
+    before = model.steps
+    trained = model.config.supervision
+    row = length or model.config.max_seq_len
+    try:
+        model.steps = most
+        found = bits_by_exit(model, validation, row, batch_size, runtime)
+        chosen = choose_exits(found)  # before the test text is looked at
+        test_trained, test_chosen, gain = compare_exits(model, test, trained, chosen, row, batch_size, runtime)
+    finally:
+        model.steps = before
+    return DepthResult(found, trained, chosen, test_trained, test_chosen, gain)
+
+
+# ---- the report ----
+
+
+def depth_table(results: Sequence[DepthResult]) -> Record:
+    """Return the table of exits on validation text: errors over rows for one model, else over seeds."""
+    rows = []
+    for number, estimates in enumerate(zip(*(one.validation for one in results), strict=True), 1):
+        trained = "yes" if number <= results[0].trained else "no"
+        if len(results) == 1:
+            rows.append([number, trained, *estimates[0]])
+        else:
+            rows.append([number, trained, *interval([one.value for one in estimates])])
+    error = "standard error over rows" if len(results) == 1 else "95 % over seeds"
+    chosen = ", ".join(str(one.chosen) for one in results)
+    note = f"Chosen by this text: {chosen}. Trained: {results[0].trained}."
+    return table_of(f"Exits of one checkpoint on validation text, ± {error}", COLUMNS, rows, note)
+
+
+def depth_figures(results: Sequence[DepthResult]) -> Metrics:
+    """Return what the test text says about the choice: of one model, or of several with the means over seeds."""
+    if len(results) == 1:
+        [one] = results
+        trained, chosen, gain = one.test_trained.metric(), one.test_chosen.metric(), one.gain.metric()
+    else:
+        trained, chosen, gain = (
+            measured(*interval(values))
+            for values in (
+                [one.test_trained.value for one in results],
+                [one.test_chosen.value for one in results],
+                [one.gain.value for one in results],
+            )
+        )
+    return {
+        "Exits chosen on validation text": ", ".join(str(one.chosen) for one in results),
+        "Test bpb, exits as trained": trained,
+        "Test bpb, chosen exits": chosen,
+        "Test bpb that the choice saves": gain,
+    }
+
+
+def main(config: Config) -> None:
+    from nanochat.data.corpus import open_corpus
+    from nanochat.dataloader import corpus_of
+    from nanochat.models import load_model
+    from nanochat.runtime import setup
+    from tracks.recursion.model import RecursiveGPT
+
+    outcome = Outcome.begin("recursion_depth", config.tag, config)
+    with setup(config.device_type, config.dtype) as runtime:
+        model, tokenizer, checkpoint = load_model("base_train", config.tag, config.step, runtime)
+        if not isinstance(model, RecursiveGPT):
+            raise UserError(f"{config.tag} is not a recursive model: train one with tracks.recursion.train")
+        if config.data or config.num_shards:
+            corpus = open_corpus(config.data or checkpoint.manifest["config"]["data"], config.num_shards)
+        else:
+            corpus = corpus_of(checkpoint.manifest)
+        validation, test = two_texts(corpus, tokenizer, config.eval_bytes)
+        if test is None:
+            raise UserError(
+                f"the validation text of {corpus.name} has at most {config.eval_bytes:,} bytes, so nothing is left for"
+                " a test: use a smaller --eval-bytes"
+            )
+        result = measure_depth(model, validation, test, config.most, config.device_batch_size, runtime)
+        outcome.tables = [depth_table([result])]
+        outcome.metrics = depth_figures([result]) | {"Step": checkpoint.step, "Data": corpus.name}
+        if runtime.rank == 0:
+            outcome.finish()
+
+
+if __name__ == "__main__":
+    run_script(main)
