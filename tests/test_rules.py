@@ -27,7 +27,7 @@ LAYERS = [
     "train rollouts run",
     "evals",
     "report serve",
-    "jobs",
+    "jobs trial",
 ]
 PLACE = {room: (layer, left) for layer, rooms in enumerate(LAYERS) for left, room in enumerate(rooms.split())}
 HIGHEST_LAYER_FOR_TASKS = LAYERS.index("evals")

@@ -6,7 +6,7 @@ python -m tracks.golf.judge my-entry --scale=cpu --data=my-text
 The judge keeps the text. It gives tokens in parts, each once and without its last token, and has the scores of a part
 before the entry may learn from it. It adds up all probabilities itself, and counts all files of the folder. Then
 another process of the entry is asked for some of the places again, without the tokens that follow. What breaks a rule
-is refused by the rule's name; tracks/golf/foreign.py has the interface.
+is refused by the rule's name; nanochat/trial/scorer.py has the interface.
 """
 
 import tempfile
@@ -40,8 +40,8 @@ def main(config: Config) -> None:
     from nanochat.data.corpus import open_corpus
     from nanochat.evals import sandbox
     from nanochat.evals.bpb import first_documents
-    from tracks.golf.foreign import Refused, copy_files, entry_files
-    from tracks.golf.judging import Limits, check_rows, judge
+    from nanochat.trial.judging import Limits, check_rows, judge
+    from nanochat.trial.scorer import Refused, copy_files, entry_files
 
     folder = Path(config.folder).expanduser().resolve()
     outcome = Outcome.begin("golf_judge", config.tag or folder.name, config)

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from base_runs import Base
 from contain import NEEDS_SANDBOX
+from foreign_entries import CHEATS, HONEST, place, written
 
 from nanochat.errors import UserError
 from nanochat.paths import read_json
 from tracks.golf.judge import Config, main
-from tracks.golf.tests.test_judging import CHEATS, HONEST, place, written
 
 pytestmark = NEEDS_SANDBOX
 __all__ = ["place"]

@@ -1,7 +1,9 @@
-"""What tracks.golf.judge does: asks an entry's processes for probabilities, adds them up, and looks for broken rules.
+"""Scores code that is not trusted: asks its processes for probabilities, adds them up, and looks for broken rules.
 
 - judge(place, documents, limits) -> Judgement: of the files in a folder; Refused for an entry that breaks a rule.
 - check_rows(judgement): the rules, and what was looked at for each, for the card.
+
+An entry is a folder with a scorer, as scorer.py says: that of a stranger, or a model that a trial has trained.
 """
 
 import math
@@ -14,7 +16,7 @@ from random import Random
 import numpy as np
 
 from nanochat.errors import UserError
-from tracks.golf.foreign import MOST_CELLS, About, Refused, scorer
+from nanochat.trial.scorer import MOST_CELLS, About, Refused, scorer
 
 SUM_ERROR = 1e-3  # of probabilities over the vocabulary: rows are fp32
 SAME = 1e-3  # nats: two processes may round in other ways
@@ -30,6 +32,8 @@ class Limits:
 
     seconds: float
     unsafe: bool = False  # they may run without the sandbox, where it does not work
+    probes: int = PROBES  # places that are asked for again, at most
+    readable: Sequence[str] | None = None  # beside the entry's folder; None: numpy and torch
 
 
 @dataclass(frozen=True)
@@ -65,10 +69,10 @@ class Judgement:
         return self.nats / math.log(2) / self.bytes
 
 
-def encode(place: Path, documents: Sequence[str], seconds: float, unsafe: bool) -> tuple[About, list[list[int]]]:
+def encode(place: Path, documents: Sequence[str], limits: Limits) -> tuple[About, list[list[int]]]:
     """Return each document's tokens, by a process that scores nothing: what it learns from the text is lost."""
     found = []
-    with scorer(place, seconds, unsafe) as encoder:
+    with scorer(place, limits.seconds, limits.unsafe, limits.readable) as encoder:
         about = encoder.about()
         for text in documents:
             data = text.encode()
@@ -143,7 +147,7 @@ def score_all(
     """
     vocab_size = len(about.vocabulary)
     kept = {}
-    with scorer(place, limits.seconds, limits.unsafe) as own:
+    with scorer(place, limits.seconds, limits.unsafe, limits.readable) as own:
         if own.about() != about:
             raise Refused("score first", "two of its processes say different things about themselves")
         for number, part in enumerate(parts):
@@ -174,7 +178,8 @@ def ask_again(
     by_part: dict[int, list[int]] = {}
     for number, one in kept:
         by_part.setdefault(number, []).append(one)
-    with scorer(place, (2 + MOST_AGAIN) * limits.seconds + FEWEST, limits.unsafe) as twin:
+    patience = (2 + MOST_AGAIN) * limits.seconds + FEWEST
+    with scorer(place, patience, limits.unsafe, limits.readable) as twin:
         for number, part in enumerate(parts):
             places = by_part.get(number, [])
             alone = {}
@@ -212,7 +217,7 @@ def judge(place: Path, documents: Sequence[str], limits: Limits) -> Judgement:
     found = Judgement(bytes=sum(len(text.encode()) for text in documents))
     if not found.bytes:
         raise UserError("there is no text to score")
-    about, texts = encode(place, documents, limits.seconds, limits.unsafe)
+    about, texts = encode(place, documents, limits)
     dice = Random(secrets.randbits(64))  # nobody knows what will be asked
     parts = list(parts_of(texts, about, dice))
     found.parts = len(parts)
@@ -222,7 +227,7 @@ def judge(place: Path, documents: Sequence[str], limits: Limits) -> Judgement:
     ]
     found.open_places = len(open_places)
     affordable = MOST_AGAIN * sum(map(len, texts)) // about.context
-    most = min(PROBES, max(FEWEST, affordable), MOST_CELLS // len(about.vocabulary))  # their rows are kept
+    most = min(limits.probes, max(FEWEST, affordable), MOST_CELLS // len(about.vocabulary))  # their rows are kept
     probed = dice.sample(open_places, min(most, len(open_places)))
     by_part: dict[int, list[int]] = {}
     for number, one in probed:

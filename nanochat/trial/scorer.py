@@ -1,4 +1,4 @@
-"""A foreign entry's scorer, at work in the sandbox: it is asked for probabilities, and is not trusted.
+"""A scorer at work in the sandbox: it is asked for probabilities, and is not trusted.
 
 `scorer.py` in the entry's folder defines `load()`, which returns an object with
 
@@ -44,6 +44,7 @@ PROCESSES = 64  # and threads
 LOADING = 120.0  # seconds for imports and weights, beside the time for answers
 MOST_WORDS = 2**16  # bytes of an error
 ENDING = 3.0  # seconds to wait for the last words of a process that has ended
+CPUS = "/sys/devices/system/cpu"  # what torch asks the system about
 
 # Kinds of questions. A question is its kind, the length of what follows, and that; an answer begins with 0, or 1 for an
 # error, and has a length of eight bytes.
@@ -123,7 +124,7 @@ class About:
 def entry_files(folder: Path) -> dict[str, int]:
     """Return all files of an entry with the bytes of content and name; a UserError without a scorer, or for a link."""
     if not (folder / SCORER).is_file():
-        raise UserError(f"{folder} has no {SCORER}: tracks/golf/README.md says what it defines")
+        raise UserError(f"{folder} has no {SCORER}: nanochat/trial/scorer.py says what it defines")
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
@@ -268,8 +269,11 @@ class Scorer:
 
 
 @contextmanager
-def scorer(place: Path, seconds: float, unsafe: bool) -> Iterator[Scorer]:
-    """Start a process with an entry's files. seconds: from the moment when it is loaded."""
+def scorer(place: Path, seconds: float, unsafe: bool, more: Sequence[str] | None = None) -> Iterator[Scorer]:
+    """Start a process with an entry's files. seconds: from the moment when it is loaded.
+
+    more: what it can read beside them and the system's files; None: numpy and torch.
+    """
     program = PROGRAM.format(
         paths=[str(place), site.getsitepackages()[0]],
         answer=ANSWER,
@@ -281,6 +285,7 @@ def scorer(place: Path, seconds: float, unsafe: bool) -> Iterator[Scorer]:
     )
     whole = seconds + 2 * LOADING  # the judge ends it before
     limits = sandbox.Limits(seconds=whole, cpu_seconds=int(PROCESSES * whole), memory=MEMORY, processes=PROCESSES)
-    readable = [str(place), *library_paths(), "/sys/devices/system/cpu"]
+    libraries = library_paths() if more is None else more
+    readable = [str(place), *libraries, CPUS]
     with sandbox.conversation(program, limits, unsafe, readable) as (asks, listens, verdict):
         yield Scorer(asks, listens, seconds, verdict)

@@ -1,0 +1,256 @@
+"""A run of one side: it trains in the sandbox, and the model that comes out is scored by `judging`.
+
+The sandbox has the side's code, the installed packages, the text to learn from and the tokenizer, all read-only, and
+memory for its files. Neither the validation text nor the ledger nor the other side can be reached from it. What it
+prints goes nowhere but into the reason of a failure; time and processor time are measured outside.
+"""
+
+import json
+import os
+import resource
+import select
+import site
+import struct
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from nanochat.errors import UserError
+from nanochat.evals import sandbox
+from nanochat.log import Record
+from nanochat.paths import new_folder, read_sha256
+from nanochat.trial.judging import Limits, judge
+from nanochat.trial.scorer import CPUS, ENDING, SCORER, Refused, printable
+from nanochat.trial.sides import Side
+
+TAG = "trial"  # of the run, in its sandbox
+MEMORY = 2**36  # address space
+FILES = 2**32  # bytes of all files that a run may have
+PROCESSES = 128  # and threads
+PROBES = 300  # places of the text that are asked for again
+STRIDE = 128  # places that are asked for at once
+SCORING = 1800.0  # seconds, generous
+WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}  # threads that wait leave the processor to other work
+HEAD = "<Q"  # the length of a JSON head; bytes of the files follow it
+
+TRAIN = """
+import fcntl, hashlib, json, os, pathlib, resource, runpy, shutil, struct, sys
+
+def main() -> None:
+    home = pathlib.Path.cwd() / "home"
+    (home / "tok_train").mkdir(parents=True)
+    shutil.copytree({tokenizer!r}, home / "tok_train" / "default")
+    os.environ |= {{"NANOCHAT_BASE_DIR": str(home), **{variables!r}}}
+    fcntl.flock = lambda *_: None  # nobody else writes here, and the sandbox has no locks
+    sys.path[:0] = {paths!r}
+    facts = {{}}
+    import nanochat.models as models
+    if hasattr(models, "initialize"):
+        own = models.initialize
+        def initialize(model, *more):
+            own(model, *more)
+            digest = hashlib.sha256()
+            for name, weight in sorted(model.named_parameters()):
+                digest.update(weight.detach().float().numpy().tobytes())
+            facts["initial"] = digest.hexdigest()
+        models.initialize = initialize
+    sys.argv = ["scripts.base_train", *{flags!r}]
+    try:
+        runpy.run_module("scripts.base_train", run_name="__main__", alter_sys=True)
+    except SystemExit as ending:
+        if ending.code:
+            raise
+    facts["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    run = home / "base_train" / {tag!r}
+    files = sorted(path for path in run.rglob("*") if path.is_file())
+    sizes = {{str(path.relative_to(run)): path.stat().st_size for path in files}}
+    head = json.dumps({{"facts": facts, "sizes": sizes}}).encode()
+    with open(WRITES, "wb") as out:
+        out.write(struct.pack({head!r}, len(head)) + head)
+        for path in files:
+            with path.open("rb") as file:
+                shutil.copyfileobj(file, out, 1 << 20)
+
+main()
+"""
+
+# The model of a side as a scorer.
+MODEL = """
+import os
+import sys
+from pathlib import Path
+
+PLACE = Path(__file__).parent
+os.environ["NANOCHAT_BASE_DIR"] = str(PLACE / "home")
+sys.path.insert(0, {code!r})
+
+import safetensors.torch
+import torch
+
+import nanochat.checkpoint
+import nanochat.models
+
+# The sandbox has no shared maps of files.
+read = lambda path: safetensors.torch.load(Path(path).read_bytes())
+nanochat.checkpoint.load_file = read
+
+from nanochat.runtime import setup
+
+
+class Entry:
+    def __init__(self):
+        torch.set_num_threads(1)  # a question is short
+        self.setup = setup("cpu", "fp32")
+        trained = nanochat.models.load_model("base_train", {tag!r}, -1, self.setup.__enter__())
+        self.model, self.tokenizer = trained.model, trained.tokenizer
+        special = set(self.tokenizer.special_tokens.values())
+        core = self.tokenizer.core
+        self.vocabulary = [b"" if id in special else core.token_bytes(id) for id in range(self.tokenizer.vocab_size)]
+        self.context = self.model.config.max_seq_len - 1  # before it stands <|bos|>
+        self.stride = min({stride}, self.context)
+
+    def encode(self, text):
+        return self.tokenizer.encode(text.decode())
+
+    @torch.inference_mode()
+    def log_probs(self, ids, first):
+        logits = self.model(torch.tensor([[self.tokenizer.bos, *ids]]))[0, first:, : len(self.vocabulary)]
+        return logits.float().log_softmax(-1).numpy()
+
+
+def load():
+    return Entry()
+"""
+
+
+class Failure(UserError):
+    """A run that did not come to its end, or left no model that can be scored."""
+
+
+def train(
+    side: Side, flags: Sequence[str], home: Path, text: Path, folder: Path, seconds: float, unsafe: bool
+) -> Record:
+    """Train a side in the sandbox, and write its checkpoint below `folder`; return what was measured.
+
+    home: has the tokenizer. text: a folder of documents. seconds: after which the run has failed. Seconds and processor
+    time are measured here; the run itself says how much memory it took, and the hash of its first weights ("" if the
+    code has changed so much that it is not known).
+    """
+    packages = site.getsitepackages()[0]
+    tokenizer = home / "tok_train" / "default"
+    words = [*flags, f"--data=folder:{text}", f"--tag={TAG}"]
+    program = TRAIN.format(
+        tokenizer=str(tokenizer),
+        variables=WAITING,
+        paths=[str(side.code), packages],
+        flags=words,
+        tag=TAG,
+        head=HEAD,
+    )
+    limits = sandbox.Limits(
+        seconds=seconds,
+        cpu_seconds=int(seconds * PROCESSES),
+        memory=MEMORY,
+        file_bytes=FILES,
+        processes=PROCESSES,
+    )
+    readable = [str(side.code), packages, str(tokenizer), str(text), CPUS]
+    began, used = time.monotonic(), _children()
+    with sandbox.conversation(program, limits, unsafe, readable) as (_, listens, verdict):
+        source = _Source(listens, began + seconds)
+        try:
+            [size] = struct.unpack(HEAD, source.read(struct.calcsize(HEAD)))
+            if size > 2**20:
+                raise Failure("its process sent no list of files")
+            head = json.loads(source.read(size))
+            facts = head["facts"]
+            elapsed = time.monotonic() - began
+            _receive(source, head["sizes"], folder)
+            verdict(ENDING)  # the processor time of a process counts once it has ended
+        except EOFError:
+            said = verdict(ENDING).output.strip().splitlines()
+            raise Failure(f"its run failed: {printable(said[-1] if said else 'it printed nothing')}") from None
+        except TimeoutError:
+            raise Failure(f"its run did not end within {seconds:g} seconds") from None
+        except (ValueError, KeyError, TypeError):
+            raise Failure("its process sent something else than files") from None
+    return {
+        "seconds": elapsed,
+        "cpu_seconds": _children() - used,
+        "memory": float(facts.get("memory", 0)),
+        "initial": str(facts.get("initial", "")),
+    }
+
+
+def score(side: Side, home: Path, place: Path, documents: Sequence[str], unsafe: bool) -> Record:
+    """Return a trained model's bits per byte, and what was checked. place: its folder, with the checkpoint."""
+    scorer = MODEL.format(code=str(side.code), tag=TAG, stride=STRIDE)
+    (place / SCORER).write_text(scorer, encoding="utf-8")
+    tokenizer = place / "home" / "tok_train" / "default"
+    if not tokenizer.exists():
+        tokenizer.mkdir(parents=True)
+        for path in (home / "tok_train" / "default").iterdir():
+            if path.is_file():
+                (tokenizer / path.name).write_bytes(path.read_bytes())
+    for path in [place, *place.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    readable = [str(side.code), site.getsitepackages()[0]]
+    found = judge(place, documents, Limits(SCORING, unsafe, PROBES, readable))
+    return {
+        "bpb": found.bpb,
+        "sum_error": found.sum_error,
+        "difference": found.difference,
+        "scoring_seconds": found.seconds,
+    }
+
+
+class _Source:
+    """A pipe that is read up to a moment."""
+
+    def __init__(self, descriptor: int, until: float) -> None:
+        self._descriptor = descriptor
+        self._until = until
+
+    def read(self, size: int) -> bytes:
+        """Return so many bytes; EOFError if the other side ends before, TimeoutError if it takes too long."""
+        parts = []
+        while size:
+            left = self._until - time.monotonic()
+            if left <= 0 or not select.select([self._descriptor], [], [], left)[0]:
+                raise TimeoutError
+            part = os.read(self._descriptor, min(size, 1 << 20))
+            if not part:
+                raise EOFError
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+
+def _receive(source: _Source, sizes: dict[str, int], folder: Path) -> None:
+    """Write the files that a run sends, and nothing outside the folder."""
+    if sum(sizes.values()) > FILES or len(sizes) > 1000:
+        raise Failure(f"its files have more than {FILES:,} bytes")
+    for name in sizes:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise Refused("files", f"it names a file outside its folder, {printable(name)}")
+    with new_folder(folder) as part:
+        for name, size in sizes.items():
+            path = part / "home" / "base_train" / TAG / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as file:
+                while size:
+                    block = source.read(min(size, 1 << 24))
+                    file.write(block)
+                    size -= len(block)
+
+
+def _children() -> float:
+    """Return the processor time of all processes that were started here and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def weights_hash(place: Path) -> str:
+    """Return the hash of the model that a run has left."""
+    [path] = (place / "home" / "base_train" / TAG).rglob("model.safetensors")
+    return read_sha256(path)

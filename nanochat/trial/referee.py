@@ -1,0 +1,581 @@
+"""A series of trials: its texts, its ledger, and the copy of the code that judges.
+
+A series begins with the first question. The commit of its incumbent is copied, and from then on that copy asks, trains,
+scores and writes: whatever command a person runs hands over to it. The folder of a series has
+
+  referee.json        what was fixed: commit, scale, budget, data, and the secret that seeds follow from
+  code/HASH/          the referee and the sides
+  text/               documents to learn from, which a side sees
+  sealed/             validation text and the holdout, which no side sees
+  home/               the tokenizer
+  runs/KEY/           checkpoints of what was kept
+  trial.jsonl         the ledger
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import secrets
+import shlex
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nanochat.environment import ROOT, hardware
+from nanochat.errors import UserError
+from nanochat.evals import sandbox
+from nanochat.log import Record, print0, print_line
+from nanochat.paths import base_dir, hold_folder, read_json, write_json, write_jsonl
+from nanochat.trial import arena, decision
+from nanochat.trial.arena import Failure
+from nanochat.trial.decision import Answer, Gain, Noise, Part, Plan, Verdict
+from nanochat.trial.ledger import Ledger
+from nanochat.trial.scorer import Refused
+from nanochat.trial.settings import SCALES, BudgetName, ScaleName, TrialScale
+from nanochat.trial.sides import Side, check_files, check_flags, commit_of, committed, working_tree
+
+if TYPE_CHECKING:
+    from nanochat.data.corpus import Corpus
+
+ROOT_VARIABLE = "NANOCHAT_TRIAL_ROOT"  # set by whoever hands over: the repository that is asked about
+SLOWER = 1.5  # times the incumbent's processor time, or its seconds: then the budget is not equal any more
+SUBSET = 2  # of the documents of a corpus's validation text every second one is the holdout's
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked. candidate: empty for the working tree, a commit, or flags."""
+
+    candidate: str
+    incumbent: str
+    flags: str
+    series: str
+    scale: ScaleName
+    budget: BudgetName
+    data: str
+    plan: Plan
+    metrics: Sequence[str]
+    unsafe: bool
+    json: bool
+
+
+@dataclass(frozen=True)
+class Series:
+    """An open series. Its folder is locked."""
+
+    folder: Path
+    fixed: Record  # referee.json
+    ledger: Ledger
+
+    @property
+    def scale(self) -> TrialScale:
+        return SCALES[self.fixed["scale"]]
+
+    @property
+    def code(self) -> Path:
+        return self.folder / "code"
+
+    def documents(self, name: str) -> list[str]:
+        return read_json(self.folder / "sealed" / f"{name}.json")
+
+    def seed(self, *names: object) -> int:
+        """Return a seed that nobody knows before; the same for the same names."""
+        text = " ".join(map(str, [self.fixed["secret"], *names]))
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
+
+
+# ---- the copy that judges ----
+
+
+def begin(question: Question) -> None:
+    """Fix what a series keeps to, at its first question; a UserError if it is asked in another way later."""
+    folder = series_folder(question.series)
+    if not (folder / "referee.json").exists():
+        with hold_folder(folder):
+            _fix(question, asked_root(), folder)
+    fixed = read_json(folder / "referee.json")
+    for name in ("scale", "budget"):
+        if getattr(question, name) != fixed[name]:
+            raise UserError(
+                f"the series {folder.name} has --{name}={fixed[name]}: begin another one with --series=NAME"
+            )
+
+
+def hand_over(name: str) -> None:
+    """Let the referee's copy of a series go on in place of this process, unless this is the copy."""
+    folder = series_folder(name)
+    if not (folder / "referee.json").exists():
+        raise UserError(f"there is no series {name} below {folder.parent}")
+    copy = folder / "code" / read_json(folder / "referee.json")["referee"]
+    if ROOT.resolve() == copy.resolve():
+        return
+    sys.stdout.flush()
+    words = [sys.executable, "-m", "scripts.trial", *sys.argv[1:]]
+    variables = {**os.environ, ROOT_VARIABLE: str(asked_root())}
+    os.chdir(copy)
+    os.execve(sys.executable, words, variables)
+
+
+def asked_root() -> Path:
+    """Return the repository that is asked about."""
+    return Path(os.environ.get(ROOT_VARIABLE) or ROOT)
+
+
+def series_folder(name: str) -> Path:
+    return base_dir() / "trial" / name
+
+
+def _fix(question: Question, root: Path, folder: Path) -> None:
+    """Write what a series keeps to."""
+    from nanochat.data.corpus import absolute_data
+
+    sandbox.require(question.unsafe)
+    commit = commit_of(root, question.incumbent)
+    copy = committed(root, commit, folder / "code")
+    if not (copy / "nanochat/trial/referee.py").is_file():
+        raise UserError(f"commit {commit[:8]} has no referee: the incumbent has to contain scripts/trial.py")
+    data = question.data or SCALES[question.scale].data
+    folder.chmod(0o700)
+    fixed = {
+        "commit": commit,
+        "referee": copy.name,
+        "scale": question.scale,
+        "budget": question.budget,
+        "data": absolute_data(data) if data else "",
+        "secret": secrets.token_hex(16),
+        "unsafe": question.unsafe,
+    }
+    write_json(folder / "referee.json", fixed)
+
+
+# ---- texts ----
+
+
+def open_series(folder: Path) -> Series:
+    """Return the series, with its texts, tokenizer and ledger, which the first question makes."""
+    fixed = read_json(folder / "referee.json")
+    ledger = Ledger(folder / "trial.jsonl")
+    series = Series(folder, fixed, ledger)
+    if not ledger.of_kind("series"):
+        facts = _prepare(series)
+        ledger.add(
+            "series", **{name: fixed[name] for name in ("commit", "referee", "scale", "budget", "data")}, **facts
+        )
+    return series
+
+
+def _prepare(series: Series) -> Record:
+    """Write the texts and the tokenizer; return their sizes and hashes."""
+    import pyarrow as pa
+
+    from nanochat.data.corpus import open_corpus
+    from nanochat.tokenizer import Tokenizer
+    from nanochat.world.writer import write_world
+
+    scale = series.scale
+    with tempfile.TemporaryDirectory() as temporary:
+        data = series.fixed["data"]
+        if not data:
+            seed = series.seed("world")
+            write_world(Path(temporary, f"world-{seed}"), seed)
+            data = f"folder:{temporary}/world-{seed}/text"
+            shards = sorted(Path(temporary, f"world-{seed}/text").glob("*.parquet"))
+            train, held = _parquet(shards[:-1], scale.train_bytes), _parquet(shards[-1:], 2 * scale.eval_bytes)
+        else:
+            corpus = open_corpus(data)
+            train, held = _first(corpus, "train", scale.train_bytes), _first(corpus, "val", 2 * scale.eval_bytes)
+    known = set(train)
+    held = [text for text in dict.fromkeys(held) if text not in known]
+    if len(held) < 2 * SUBSET:
+        raise UserError(f"--data={data} has {len(held)} documents that are held out: a trial needs more")
+    text = series.folder / "text"
+    shutil.rmtree(text, ignore_errors=True)
+    text.mkdir(mode=0o755)
+    write_jsonl(text / "documents.jsonl", [{"text": one} for one in train])
+    (text / "documents.jsonl").chmod(0o644)
+    sealed = {"validation": held[::SUBSET], "holdout": held[1::SUBSET]}
+    for name, documents in sealed.items():
+        write_json(series.folder / "sealed" / f"{name}.json", documents)
+    tokenizer = Tokenizer.train([pa.array(train, pa.large_string())], scale.vocab_size)
+    vocabulary = series.folder / "home/tok_train/default/tokenizer.json"
+    content = tokenizer.save(vocabulary)
+    for path in [vocabulary, *list(vocabulary.parents)[:3]]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    hashes = {name: hashlib.sha256(json.dumps(documents).encode()).hexdigest() for name, documents in sealed.items()}
+    return {"train_bytes": sum(len(one.encode()) for one in train), "tokenizer": content, **hashes}
+
+
+def _parquet(paths: Sequence[Path], most: int) -> list[str]:
+    import pyarrow.parquet as pq
+
+    return _until((text for path in paths for text in pq.read_table(path)["text"].to_pylist()), most)
+
+
+def _first(corpus: "Corpus", split: str, most: int) -> list[str]:
+    return _until((text for batch in corpus.batches(split) for text in batch.to_pylist() if text), most)
+
+
+def _until(texts: Any, most: int) -> list[str]:
+    """Return the first texts, until they have so many bytes together."""
+    found: list[str] = []
+    size = 0
+    for text in texts:
+        if size >= most:
+            break
+        found.append(text)
+        size += len(text.encode())
+    return found
+
+
+# ---- a trial ----
+
+
+def run_trial(question: Question) -> int:
+    """Answer a question, print the answer, and return the exit status: 0 keep, 10 discard, 11 undecided."""
+    folder = series_folder(question.series)
+    with hold_folder(folder):
+        series = open_series(folder)
+        try:
+            record = Trial(series, question, asked_root()).record()
+        except Refused as refused:  # a flag that is not the candidate's to set
+            asked = {"candidate": question.candidate, "number": 0}
+            record = series.ledger.add("trial", name="", **asked, answer="discard", reason=str(refused))
+        told = {name: value for name, value in record.items() if name not in ("previous", "diff")}
+        if question.json:
+            print0(json.dumps(told, indent=2))
+        else:
+            print0(*answer_lines(told), sep="\n")
+    return STATUS[record["answer"]]
+
+
+STATUS = {"keep": 0, "discard": 10, "undecided": 11}
+
+
+class Trial:
+    """A question, while it is being answered."""
+
+    def __init__(self, series: Series, question: Question, root: Path) -> None:
+        self.series = series
+        self.question = question
+        self.machine = machine_name()
+        self.incumbent = self._incumbent(root)
+        self.candidate = self._candidate(root)
+        if self.incumbent.key == self.candidate.key:
+            raise UserError("the candidate is the incumbent: change the code, or name another --candidate")
+        # A question that was not answered yet goes on under its number.
+        self.name = hashlib.sha256(
+            " ".join([self.incumbent.key, self.candidate.key, str(question.plan)]).encode()
+        ).hexdigest()[:16]
+        asked = [record["name"] for record in series.ledger.of_kind("asked")]
+        if self.name not in asked:
+            series.ledger.add("asked", name=self.name, **self._sides(), time=time.time())
+            asked.append(self.name)
+        self.number = 1 + asked.index(self.name)
+
+    def _sides(self) -> Record:
+        return {
+            name: {
+                "name": side.name,
+                "commit": side.commit,
+                "code": side.code.name,
+                "flags": list(side.flags),
+                "diff": side.diff,
+            }
+            for name, side in (("incumbent", self.incumbent), ("candidate", self.candidate))
+        }
+
+    def _incumbent(self, root: Path) -> Side:
+        commit = commit_of(root, self.question.incumbent)
+        return Side(commit[:8], commit, committed(root, commit, self.series.code), self._flags(""))
+
+    def _candidate(self, root: Path) -> Side:
+        asked = self.question.candidate.strip()
+        if asked.startswith("-"):
+            return dataclasses.replace(self.incumbent, name=asked, flags=self._flags(asked))
+        if asked:
+            commit = commit_of(root, asked)
+            return Side(commit[:8], commit, committed(root, commit, self.series.code), self._flags(""))
+        code, diff = working_tree(root, self.series.code)
+        commit = commit_of(root, "HEAD")
+        return Side("the working tree", commit, code, self._flags(""), diff)
+
+    def _flags(self, own: str) -> list[str]:
+        """Return the flags of a side: the scale's, those for both, and its own, of which the last counts."""
+        flags = [f"{name}={value}" for name, value in self.series.scale.flags.items()]
+        found: dict[str, str] = {}
+        for word in [*flags, *check_flags(shlex.split(self.question.flags)), *check_flags(shlex.split(own))]:
+            found[word.partition("=")[0]] = word
+        return list(found.values())
+
+    # ---- the answer ----
+
+    def record(self) -> Record:
+        """Return the answer's line in the ledger; one that is there already is not asked again."""
+        ledger = self.series.ledger
+        for record in ledger.of_kind("trial"):
+            if record["name"] == self.name:
+                return record
+        before = {"name": self.name, "number": self.number, **self._sides()}
+        try:
+            check_files(
+                self.incumbent,
+                self.candidate,
+                self.series.code / self.series.fixed["referee"],
+                [*self.series.documents("validation"), *self.series.documents("holdout")],
+            )
+            verdict = decision.decide(self.question.plan, self.number, self._noise, self._draw)
+        except Refused as refused:
+            return ledger.add("trial", **before, answer="discard", reason=str(refused), refused=refused.check)
+        except Failure as failure:
+            return ledger.add("trial", **before, answer="discard", reason=str(failure), failed=True)
+        return ledger.add("trial", **before, **self._found(verdict))
+
+    def _found(self, verdict: Verdict) -> Record:
+        plan = self.question.plan
+        noise = self._noise(Part.SCREEN)
+        shown = decision.smallest(noise, plan.pairs, plan.confirming or plan.pairs, self.number)
+        reason = verdict.reason
+        if verdict.answer is Answer.UNDECIDED:
+            wanted = decision.pairs_for(verdict.aim, noise, self.number + 1)
+            more = f"{max(wanted - plan.pairs, 1)} more pairs" if wanted < decision.MOST_PAIRS else "256 pairs and more"
+            reason = f"{more} would show {verdict.aim:.4f}; --pairs={wanted} asks for them"
+        return {
+            "answer": {Answer.KEEP: "keep", Answer.DISCARD: "discard", Answer.UNDECIDED: "undecided"}[verdict.answer],
+            "reason": reason,
+            "holds": verdict.holds,
+            "gain": verdict.gain.mean,
+            "interval": verdict.gain.half() if verdict.gain.stderr else 0.0,
+            "pairs": verdict.gain.pairs,
+            "p": verdict.p,
+            "level": verdict.level,
+            "second": _gain_record(verdict.second),
+            "noise": noise._asdict(),
+            "smallest": shown,
+            "metrics": {name: self._difference(name) for name in self.question.metrics},
+            "confirmed": self._confirmed(verdict),
+        }
+
+    def _difference(self, metric: str) -> Record:
+        """Return what both sides took, in the pairs of the first part."""
+        sides = []
+        for side in (self.incumbent, self.candidate):
+            runs = [self._there(side, Part.SCREEN, number) for number in range(self.question.plan.pairs)]
+            sides.append(statistics.median(run[metric] for run in runs if run))
+        return {"incumbent": sides[0], "candidate": sides[1]}
+
+    def _confirmed(self, verdict: Verdict) -> list[list[str]]:
+        """Return the runs [incumbent's, candidate's] that have confirmed a keep: the holdout is for them."""
+        if verdict.answer is not Answer.KEEP:
+            return []
+        return [
+            [
+                self._key(side, Part.CONFIRM, self._seed(Part.CONFIRM, number))
+                for side in (self.incumbent, self.candidate)
+            ]
+            for number in range(self.question.plan.confirming)
+        ]
+
+    # ---- runs ----
+
+    def _noise(self, part: Part) -> Noise:
+        """Return the noise floor at the depth of a part; runs that are missing are trained."""
+        runs = [self._run(self.incumbent, part, number, floor=True) for number in range(self.series.scale.floor)]
+        return decision.noise_of([run["bpb"] for run in runs])
+
+    def _draw(self, part: Part, pairs: int) -> list[float]:
+        """Train pairs, and return their gains; raise Refused if they are no fair pairs."""
+        gains = []
+        found: dict[str, list[Record]] = {"incumbent": [], "candidate": []}
+        for number in range(pairs):
+            sides = [("incumbent", self.incumbent), ("candidate", self.candidate)]
+            for name, side in sides if number % 2 == 0 else reversed(sides):  # a slow hour hits both
+                found[name].append(self._run(side, part, number))
+            one, other = found["incumbent"][-1], found["candidate"][-1]
+            gains.append(one["bpb"] - other["bpb"])
+            self._check_pairs(found)
+            self._say(f"{part.value} pair {number + 1} of {pairs}: gain {gains[-1]:+.4f} bits per byte")
+        return gains
+
+    def _check_pairs(self, found: dict[str, list[Record]]) -> None:
+        for name in ("weights", "initial"):
+            values = [run[name] for run in found["candidate"] if run[name]]
+            if len(set(values)) < len(values):
+                what = "weights at the end" if name == "weights" else "first weights"
+                raise Refused("seed", f"two seeds give the candidate the same {what}: its seed is chosen, not given")
+        by_clock = self.series.fixed["budget"] == "seconds"
+        measure = "seconds" if by_clock else "cpu_seconds"
+        times = [statistics.median(run[measure] for run in runs) for runs in found.values()]
+        if times[1] > SLOWER * times[0]:
+            ratio = f"{times[1] / times[0]:.1f} times the incumbent's"
+            if by_clock:
+                raise Refused("budget", f"it takes {ratio} time, where both should end by the clock")
+            reason = f"it takes {ratio} processor time for what it counts as the same work"
+            raise Refused("budget", f"{reason}: ask with --budget=seconds in another series")
+
+    def _say(self, text: str) -> None:
+        """Tell how far it is; with --json the answer stands alone on stdout."""
+        print_line(f"trial {self.number}: {text}", file=sys.stderr if self.question.json else sys.stdout)
+
+    def _depth(self, part: Part) -> int:
+        return self.series.scale.depths[part is Part.DEPTH]
+
+    def _seed(self, part: Part, number: int) -> int:
+        """Return a pair's seed. Pairs of the first part have those of the noise floor; other parts have their own."""
+        if part is Part.CONFIRM:
+            return self.series.seed("confirm", self.name, number)
+        return self.series.seed("floor", number)
+
+    def _key(self, side: Side, part: Part, seed: int) -> str:
+        depth = self._depth(part)
+        return hashlib.sha256(f"{side.key} {depth} {seed} {self.machine}".encode()).hexdigest()[:16]
+
+    def _there(self, side: Side, part: Part, number: int) -> Record | None:
+        key = self._key(side, part, self._seed(part, number))
+        return next((run for run in self.series.ledger.of_kind("run") if run["key"] == key), None)
+
+    def _run(self, side: Side, part: Part, number: int, floor: bool = False) -> Record:
+        """Return a run of a side, from the ledger if it is there."""
+        part = Part.SCREEN if floor and part is not Part.DEPTH else part
+        there = self._there(side, part, number)
+        if there:
+            return there
+        series = self.series
+        seed = self._seed(part, number)
+        key = self._key(side, part, seed)
+        depth = self._depth(part)
+        what = "noise floor" if floor else part.value
+        who = "incumbent" if side is self.incumbent else "candidate"
+        self._say(f"{what} {number + 1}: {who}, depth {depth}")
+        scale = series.scale
+        flags = [f"--depth={depth}", *side.flags, scale.budget(series.fixed["budget"], depth), f"--seed={seed}"]
+        flags += ["--eval-every=-1", "--sample-every=-1", "--core-metric-every=-1", "--save-every=-1", "--no-compile"]
+        folder = series.folder / "runs" / key
+        shutil.rmtree(folder, ignore_errors=True)
+        unsafe = series.fixed["unsafe"]
+        try:
+            measured = arena.train(
+                side, flags, series.folder / "home", series.folder / "text", folder, scale.patience, unsafe
+            )
+            measured |= arena.score(side, series.folder / "home", folder, series.documents("validation"), unsafe)
+        except (Failure, Refused) as error:
+            series.ledger.add("crash", key=key, side=side.key, part=part.value, number=number, reason=str(error))
+            raise
+        measured["weights"] = arena.weights_hash(folder)
+        if part is not Part.CONFIRM:  # the holdout is for what was confirmed
+            shutil.rmtree(folder)
+        return series.ledger.add(
+            "run", key=key, side=side.key, part=part.value, number=number, depth=depth, machine=self.machine, **measured
+        )
+
+
+# ---- the holdout ----
+
+
+def open_holdout(name: str) -> None:
+    """Score what a series has kept on text that decided nothing, once, and print it."""
+    with hold_folder(series_folder(name)):
+        series = open_series(series_folder(name))
+        kept = [
+            record for record in series.ledger.of_kind("trial") if record["answer"] == "keep" and record["confirmed"]
+        ]
+        if not kept:
+            raise UserError(f"the series {name} has kept nothing on confirming seeds: the holdout stays sealed")
+        opened = series.ledger.of_kind("holdout")
+        if not opened:
+            found = [_on_holdout(series, record) for record in kept]
+            opened = [series.ledger.add("holdout", trials=found)]
+        rows = [
+            [
+                one["number"],
+                one["candidate"],
+                f"{one['validation']:+.4f}",
+                f"{one['gain']:+.4f} ± {one['interval']:.4f}",
+            ]
+            for one in opened[0]["trials"]
+        ]
+        for number, candidate, validation, holdout in rows:
+            print0(f"trial {number}: {candidate}: {validation} on validation text, {holdout} on the holdout")
+        later = len(kept) - len(rows)
+        if later:
+            print0(f"{later} later keeps have no holdout: it is opened once, at the end of a series")
+
+
+def _on_holdout(series: Series, record: Record) -> Record:
+    documents = series.documents("holdout")
+    sides = [
+        Side(one["name"], one["commit"], series.code / one["code"], one["flags"])
+        for one in (record["incumbent"], record["candidate"])
+    ]
+    gains = []
+    for keys in record["confirmed"]:
+        scores = [
+            arena.score(side, series.folder / "home", series.folder / "runs" / key, documents, series.fixed["unsafe"])
+            for side, key in zip(sides, keys, strict=True)
+        ]
+        gains.append(scores[0]["bpb"] - scores[1]["bpb"])
+    gain = decision.gain_of(gains, Noise(**record["noise"]))
+    return {
+        "number": record["number"],
+        "candidate": record["candidate"]["name"],
+        "validation": record["gain"],
+        "gain": gain.mean,
+        "interval": gain.half(),
+    }
+
+
+def verify_series(name: str) -> None:
+    """Check the ledger of a series, and print what it has; a UserError if it was changed."""
+    path = series_folder(name) / "trial.jsonl"
+    if not path.exists():
+        raise UserError(f"there is no series {name} below {base_dir() / 'trial'}")
+    ledger = Ledger(path)
+    print0(f"{path}: {len(ledger.records)} lines, each with the hash of the one before; the last is {ledger.head}")
+
+
+def machine_name() -> str:
+    """Return what decides a run's rounding and speed."""
+    facts = hardware()
+    return f"{platform.machine()} {facts.get('CPUs', '')} {facts.get('GPUs', '')}".strip()
+
+
+def _gain_record(gain: Gain | None) -> Record | None:
+    return gain and {"gain": gain.mean, "interval": gain.half(), "pairs": gain.pairs}
+
+
+# ---- words ----
+
+
+def answer_lines(record: Record) -> list[str]:
+    """Return the answer for people; the last lines are `METRIC name=value`, for programs."""
+    words = {"keep": "keep", "discard": "discard", "undecided": "not distinguishable yet"}[record["answer"]]
+    lines = ["", f"{words}: {record['reason']}"]
+    metrics: dict[str, object] = {}
+    if "gain" in record:
+        lines.append(
+            f"gain: {record['gain']:+.4f} ± {record['interval']:.4f} bits per byte over {record['pairs']} pairs, "
+            f"p = {record['p']:.2g}; it is kept at {record['level']:.2g}"
+        )
+        if record["holds"]:
+            lines.append(f"holds: {record['holds']}")
+        if record["second"]:
+            second = record["second"]
+            lines.append(f"second depth: {second['gain']:+.4f} ± {second['interval']:.4f} over {second['pairs']} pairs")
+        noise = record["noise"]
+        lines.append(
+            f"noise: {noise['sd']:.4f} over {noise['freedom'] + 1} seeds; so many pairs show {record['smallest']:.4f}"
+        )
+        for name, sides in record["metrics"].items():
+            lines.append(f"{name}: {sides['incumbent']:,.4g} incumbent, {sides['candidate']:,.4g} candidate")
+            metrics |= {f"{name}_{side}": f"{value:.6g}" for side, value in sides.items()}
+        metrics |= {"gain_bpb": f"{record['gain']:.6f}", "interval_bpb": f"{record['interval']:.6f}"}
+        metrics |= {"p": f"{record['p']:.6g}", "pairs": record["pairs"], "smallest_bpb": f"{record['smallest']:.6f}"}
+    metrics |= {"number": record["number"], "ledger": record["hash"], "answer": record["answer"]}
+    return [*lines, *(f"METRIC {name}={value}" for name, value in metrics.items())]

@@ -1,0 +1,183 @@
+"""The two sides of a trial as folders of code: a commit, the working tree, or flags for the incumbent's code.
+
+A folder has the name of its content's hash, so a change of the tree after a trial began changes nothing of it.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from nanochat.errors import UserError
+from nanochat.paths import new_folder
+from nanochat.trial.scorer import Refused
+
+CODE = ("nanochat", "scripts", "tasks", "tracks", "rustbpe")  # folders that decide a run
+# What judges: the referee runs its own copy, and a candidate that changes these files is refused.
+FROZEN = (
+    "scripts/trial.py",
+    "nanochat/trial/",
+    "nanochat/evals/",
+    "nanochat/world/",
+    "nanochat/data/",
+    "nanochat/statistics.py",
+)
+BUILT = ("rustbpe/",)  # is compiled when the project is installed: another version of it would not run
+# Flags that the trial sets.
+OWN_FLAGS = (
+    "seed num-iterations target-flops target-seconds target-param-data-ratio data num-shards tokenizer-tag tag g "
+    "resume eval-every eval-bytes core-metric-every sample-every save-every keep-last device-type dtype dry-run on json"
+    " vocab-size lanes run tracker max-seq-len compile no-compile"
+).split()
+LEAKED = 48  # characters of a validation document that no change may contain
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side: a folder of code, and flags of scripts.base_train."""
+
+    name: str  # for people
+    commit: str
+    code: Path
+    flags: Sequence[str] = ()
+    diff: str = ""  # from the commit to the code
+
+    @property
+    def key(self) -> str:
+        """Return what decides its runs: the hash of the code, and the flags."""
+        return hashlib.sha256(" ".join([self.code.name, *self.flags]).encode()).hexdigest()[:16]
+
+
+def git(root: Path, *words: str, variables: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return what git prints; a UserError with its reason if it fails."""
+    try:
+        done = subprocess.run(
+            # In a container, a checkout may be another user's.
+            ["git", "-c", "safe.directory=*", "-C", str(root), *words],
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            env={**os.environ, **variables},
+        )
+    except FileNotFoundError:
+        raise UserError("git is not installed: a trial compares commits, and needs it") from None
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["it failed"])[-1]
+        raise UserError(f"git {words[0]} in {root}: {reason.removeprefix('fatal: ')}")
+    return done.stdout
+
+
+def commit_of(root: Path, name: str) -> str:
+    """Return the full hash of a commit; a UserError if there is no such commit, or no repository."""
+    if not (root / ".git").exists():
+        raise UserError(f"{root} is no git repository: a trial compares commits; git init, git add -A, git commit")
+    try:
+        return git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}").strip()
+    except UserError:
+        raise UserError(f"{name} is no commit of {root}") from None
+
+
+def committed(root: Path, commit: str, folders: Path) -> Path:
+    """Return the folder with the code of a commit."""
+    with tempfile.TemporaryDirectory() as temporary:
+        archive = Path(temporary, "code.tar")
+        git(root, "archive", f"--output={archive}", commit)
+        place = Path(temporary, "code")
+        shutil.unpack_archive(archive, place)
+        return _kept(place, folders)
+
+
+def working_tree(root: Path, folders: Path) -> tuple[Path, str]:
+    """Return the folder with the code as it is now, new files that git does not ignore too, and the diff to HEAD."""
+    with tempfile.TemporaryDirectory() as temporary:
+        index = Path(temporary, "index")
+        own = Path(git(root, "rev-parse", "--git-path", "index").strip())
+        own = own if own.is_absolute() else root / own
+        if own.exists():
+            shutil.copyfile(own, index)
+        variables = {"GIT_INDEX_FILE": str(index)}
+        git(root, "add", "--all", variables=variables)
+        tree = git(root, "write-tree", variables=variables).strip()
+        diff = git(root, "diff", "--cached", "--binary", "HEAD", variables=variables)
+        return committed(root, tree, folders), diff
+
+
+def _kept(place: Path, folders: Path) -> Path:
+    """Move a folder below `folders`, named by the hash of its code; one that is there already stays."""
+    digest = hashlib.sha256()
+    for path in code_files(place):
+        digest.update(f"{path.relative_to(place)}\0".encode())
+        digest.update(path.read_bytes())
+        digest.update(b"\0")
+    home = folders / digest.hexdigest()[:16]
+    if not home.exists():
+        with new_folder(home) as part:
+            shutil.copytree(place, part, dirs_exist_ok=True)
+            for path in [part, *part.rglob("*")]:  # the sandbox's user reads it
+                path.chmod(0o755 if path.is_dir() else 0o644)
+    return home
+
+
+def code_files(place: Path) -> list[Path]:
+    """Return the files that a run may import or read; a UserError for links, which may lead anywhere."""
+    found = []
+    for path in sorted(path for folder in CODE for path in (place / folder).rglob("*")):
+        if path.is_symlink():
+            raise UserError(f"{path.relative_to(place)} is a link: a trial runs files alone")
+        if path.is_file() and "__pycache__" not in path.parts:
+            found.append(path)
+    return found
+
+
+def changed_files(incumbent: Path, candidate: Path) -> Iterator[str]:
+    """Yield the names of files that differ, or that one side lacks."""
+    names = set()
+    for place in (incumbent, candidate):
+        with contextlib.suppress(FileNotFoundError):
+            names |= {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
+    for name in sorted(names):
+        one, other = incumbent / name, candidate / name
+        if not (one.is_file() and other.is_file() and one.read_bytes() == other.read_bytes()):
+            yield name
+
+
+def check_files(incumbent: Side, candidate: Side, referee: Path, sealed: Sequence[str]) -> None:
+    """Raise Refused if a candidate changes what judges it, or contains text that it is judged by.
+
+    referee: the code that judges. sealed: documents that no side may see.
+    """
+    for name in changed_files(referee, candidate.code):
+        if name.startswith(FROZEN):
+            raise Refused("frozen", f"{name} is part of the referee: it is not the candidate's to change")
+    for name in changed_files(incumbent.code, candidate.code):
+        if name.startswith(BUILT):
+            raise Refused("frozen", f"{name} is compiled when the project is installed: install it, then ask again")
+        path = candidate.code / name
+        if path.is_file():
+            text = path.read_bytes().decode(errors="ignore")
+            for document in sealed:
+                if len(document) >= LEAKED and document[:LEAKED] in text:
+                    raise Refused("text", f"{name} contains text that the candidate is judged by")
+
+
+def check_flags(words: Sequence[str]) -> list[str]:
+    """Return the flags of a side; Refused for one that the trial sets."""
+    flags = []
+    for word in words:
+        if not word.startswith("-"):
+            raise UserError(f"{word} is no flag: write flags as --name=value")
+        flag, equals, value = word.partition("=")
+        flag = flag.lstrip("-").replace("_", "-")
+        if flag in OWN_FLAGS:
+            raise Refused("budget", f"--{flag} is set by the trial, for both sides alike")
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", flag):
+            raise UserError(f"{word} is no flag: write flags as --name=value")
+        flags.append(f"--{flag}{equals}{value}")
+    return flags

@@ -1,0 +1,162 @@
+"""The statistics of a trial: levels are kept over whole series, and gains that an answer promises to show are kept."""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from nanochat.trial import decision
+from nanochat.trial.decision import Answer, Noise, Part, Plan, Verdict, confirming_pairs, decide, gain_of, noise_of
+
+PLAN = Plan(pairs=2, confirming=4, deeper=2, least=0.001)
+SD = 0.004  # of a run over seeds
+
+
+class Night:
+    """A series of simulated trials: runs are a mean and chance, and the incumbent's are there once and for all."""
+
+    def __init__(self, seed: int, shared: float = 0.0) -> None:
+        self.dice = random.Random(seed)
+        self.shared = shared  # part of a run's variance that both sides of a pair have in common
+        self.floor = [self.run(0.0, self.luck()) for _ in range(6)]
+        self.number = 0
+
+    def luck(self) -> float:
+        return self.dice.gauss(0, SD * math.sqrt(self.shared))
+
+    def run(self, gain: float, luck: float) -> float:
+        return 0.5 - gain + luck + self.dice.gauss(0, SD * math.sqrt(1 - self.shared))
+
+    def trial(self, gain: float, plan: Plan = PLAN, deeper: float | None = None) -> Verdict:
+        """Ask about a candidate with a true gain. deeper: its gain at the second depth."""
+        self.number += 1
+
+        def draw(part: Part, count: int) -> list[float]:
+            if part is Part.SCREEN and not self.shared:  # the incumbent's runs are those of the noise floor
+                fresh = [self.run(gain, 0.0) for _ in range(count)]
+                return [one - other for one, other in zip(self.floor, fresh, strict=False)]
+            effect = gain if part is not Part.DEPTH or deeper is None else deeper
+            lucks = [self.luck() for _ in range(count)]
+            return [self.run(0.0, luck) - self.run(effect, luck) for luck in lucks]
+
+        return decide(plan, self.number, lambda _: noise_of(self.floor), draw)
+
+
+def nights_with_a_keep(count: int, edits: int, plan: Plan) -> int:
+    found = 0
+    for seed in range(count):
+        night = Night(seed)
+        found += any(night.trial(0.0, plan).answer is Answer.KEEP for _ in range(edits))
+    return found
+
+
+@pytest.mark.parametrize("plan", [PLAN, Plan(3, 6, 0, 0.001), Plan(4, 0, 0, 0.001), Plan(7, 14, 0, 0.001)])
+def test_of_200_nights_with_30_edits_that_change_nothing_at_most_one_in_twenty_keeps_one(plan: Plan) -> None:
+    assert nights_with_a_keep(200, 30, plan) <= 10
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.8])
+def test_twice_the_difference_that_is_promised_is_kept(shared: float) -> None:
+    kept = 0
+    for seed in range(100):
+        night = Night(seed, shared)
+        promised = decision.smallest(noise_of(night.floor), PLAN.pairs, PLAN.confirming, number=1)
+        kept += night.trial(2 * promised).answer is Answer.KEEP
+    assert kept >= 90
+
+
+def test_the_promised_difference_itself_is_kept_in_nine_of_ten() -> None:
+    """With the true noise; an estimate from six runs promises too much or too little."""
+    noise = Noise(SD, 1000)
+    gain = decision.smallest(noise, 3, 6, number=1)
+    assert decision.power(gain, noise, 3, 6, number=1) == pytest.approx(0.9, abs=1e-6)
+    kept = 0
+    for seed in range(300):
+        dice = random.Random(seed)
+
+        def draw(_: Part, count: int, dice: random.Random = dice) -> list[float]:
+            return [dice.gauss(gain, SD * math.sqrt(2)) for _ in range(count)]
+
+        kept += decide(Plan(3, 6, 0, 0.0), 1, lambda _: noise, draw).answer is Answer.KEEP
+    assert 0.85 <= kept / 300 <= 0.95
+
+
+def test_a_harm_is_never_kept_and_mostly_named() -> None:
+    answers = [Night(seed).trial(-4 * SD) for seed in range(100)]
+    assert not any(verdict.answer is Answer.KEEP for verdict in answers)
+    assert sum(verdict.reason == "it is worse" for verdict in answers) >= 80
+
+
+def test_equal_figures_are_no_gain() -> None:
+    verdict = decide(PLAN, 1, lambda _: Noise(SD, 5), lambda _, count: [0.0] * count)
+    assert (verdict.answer, verdict.reason) == (Answer.DISCARD, "every pair has equal figures, to the last bit")
+
+
+def script(**gains: Sequence[float]) -> Callable[[Part, int], Sequence[float]]:
+    return lambda part, count: gains[part.value][:count]
+
+
+@pytest.mark.parametrize(
+    ("deeper", "holds"),
+    [
+        ([0.05, 0.05], "at both depths"),
+        ([0.0001, -0.0001], "at this depth only, as far as the second can show"),
+        ([-0.05, -0.05], "at this depth only, and it is worse at the second"),
+    ],
+)
+def test_a_second_depth_says_how_far_a_keep_reaches(deeper: list[float], holds: str) -> None:
+    draw = script(screen=[0.05, 0.051], confirm=[0.049, 0.05, 0.051, 0.05], depth=deeper)
+    verdict = decide(PLAN, 1, lambda _: Noise(SD, 5), draw)
+    assert (verdict.answer, verdict.holds) == (Answer.KEEP, holds)
+    assert verdict.second
+    assert verdict.second.pairs == 2
+
+
+def test_what_other_seeds_do_not_confirm_is_not_kept() -> None:
+    draw = script(screen=[0.05, 0.051], confirm=[0.001, -0.002, 0.003, -0.001])
+    verdict = decide(PLAN, 1, lambda _: Noise(SD, 5), draw)
+    assert verdict.answer is not Answer.KEEP
+    assert verdict.reason.startswith("not confirmed on other seeds")
+
+
+def test_without_confirmation_the_first_part_has_the_whole_level() -> None:
+    found = []
+    for gain in (0.015, 0.05):
+        draw = script(screen=[gain, gain])
+        verdict = decide(Plan(2, 0, 0, 0.001), 1, lambda _: Noise(SD, 5), draw)
+        found.append(verdict)
+        assert verdict.level == decision.share(1)
+    assert [verdict.answer for verdict in found] == [Answer.UNDECIDED, Answer.KEEP]
+    assert found[1].holds == "not confirmed"
+
+
+def test_shares_of_all_trials_together_are_the_error() -> None:
+    assert sum(decision.share(number) for number in range(1, 33)) == pytest.approx(decision.ERROR / 2)
+    assert sum(decision.share(number) for number in range(1, 32 * (2**10 - 1) + 1)) < decision.ERROR
+    assert decision.share(1) == decision.share(32) > decision.share(33)
+
+
+def test_the_error_of_few_pairs_is_that_of_the_floor_and_of_many_their_own() -> None:
+    noise = Noise(0.01, 5)
+    few = gain_of([0.02, 0.02], noise)
+    # By hand: (5 x 2 x 0.01² + 0) / 6, over 2 pairs.
+    assert few.stderr == pytest.approx(math.sqrt(5 * 2e-4 / 6 / 2))
+    assert few.freedom == 6
+    many = gain_of([0.02, 0.021, 0.019, 0.02, 0.021, 0.019], noise)
+    assert many.freedom == 5
+    assert many.stderr == pytest.approx(math.sqrt(4e-6 / 5 / 6))
+
+
+def test_pairs_that_are_no_pairs_of_the_floor_have_their_own_error() -> None:
+    wild = gain_of([0.5, -0.4, 0.3], Noise(0.001, 5))
+    assert wild.freedom == 2
+    assert wild.stderr > 0.2
+
+
+def test_the_advice_is_enough() -> None:
+    noise = Noise(SD, 5)
+    wanted = decision.pairs_for(0.006, noise, number=2)
+    assert decision.power(0.006, noise, wanted, confirming_pairs(wanted), 2) >= decision.POWER
+    assert decision.power(0.006, noise, wanted - 1, confirming_pairs(wanted - 1), 2) < decision.POWER
+    assert decision.pairs_for(1e-6, noise, 2) == decision.MOST_PAIRS

@@ -1,0 +1,102 @@
+"""Entries from elsewhere: an honest one has the score of its own arithmetic, and each cheat is refused by name."""
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from contain import NEEDS_SANDBOX
+from foreign_entries import CHEATS, HONEST, place, written
+
+from nanochat.errors import UserError
+from nanochat.trial.judging import Limits, check_rows, judge
+
+pytestmark = NEEDS_SANDBOX
+__all__ = ["place"]
+
+TEXTS = ["the fox and the hen and the fox", "", "여우 and 암탉", "the end of the end of the end of the text"]
+
+
+def expected_bpb() -> float:
+    """The same model, written out: a part of four tokens is counted once it has its scores."""
+    counts = {before: Counter(dict.fromkeys(range(257), 1)) for before in range(257)}
+    nats = 0.0
+    for text in filter(None, TEXTS):
+        ids = [256, *text.encode()]
+        for begin in range(0, len(ids), 4):
+            numbers = range(begin, min(begin + 4, len(ids)))
+            for number in numbers:
+                row = counts[ids[number - 1]] if number else None
+                nats -= math.log(row[ids[number]] / row.total() if row else 1 / 257)
+            for number in numbers:
+                if number:
+                    counts[ids[number - 1]][ids[number]] += 1
+    return nats / math.log(2) / sum(len(text.encode()) for text in TEXTS)
+
+
+def test_an_honest_entry(place: Path) -> None:
+    found = judge(written(place, HONEST), TEXTS, Limits(60))
+    assert found.bpb == pytest.approx(expected_bpb(), rel=1e-6)
+    counts = [len(text.encode()) + 1 for text in TEXTS if text]
+    assert found.tokens == sum(counts)
+    assert found.parts == sum(math.ceil(count / 4) for count in counts)
+    assert found.places == 4 * found.parts  # all parts are equally long: none tells where a document ends
+    # Of each four places the last one's own token is not in the question, but for the ends of documents.
+    assert found.probes == found.open_places == sum(count - count // 4 for count in counts)
+    assert found.difference < 1e-6
+
+
+def test_with_a_place_at_a_time_nothing_can_be_looked_at(place: Path) -> None:
+    single = HONEST.replace("context, stride = 8, 4", "context, stride = 8, 1")
+    found = judge(written(place, single), TEXTS, Limits(60))
+    assert (found.open_places, found.probes) == (0, 0)
+    assert check_rows(found)[1] == ["causal", "no place's own token is in its question"]
+    peeking = single.replace("return np.log(np.array(rows))", CHEATS["the next token"][1])
+    assert judge(written(place, peeking), TEXTS, Limits(60)).bpb == found.bpb  # there is nothing to see
+
+
+def test_a_few_places_that_look_ahead_are_found_in_a_long_text(place: Path) -> None:
+    """One question for the whole text, and a place in ten: probes are of places, not of questions."""
+    few = HONEST.replace("context, stride = 8, 4", "context, stride = 4096, 4096")
+    few = few.replace(
+        "return np.log(np.array(rows))",
+        "for row, token in list(zip(rows, ids[first:]))[::10]:\n"
+        "            row[:] = 1e-9\n"
+        "            row[token] = 1 - 256e-9\n"
+        "        return np.log(np.array(rows))",
+    )
+    with pytest.raises(UserError, match=r"^refused, causal: "):
+        judge(written(place, few), [" ".join(TEXTS) * 20], Limits(60))
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_cheat_is_refused_by_name(name: str, place: Path) -> None:
+    old, new, rule = CHEATS[name]
+    assert old in HONEST
+    with pytest.raises(UserError, match=f"^refused, {rule}: "):
+        judge(written(place, HONEST.replace(old, new)), TEXTS, Limits(5))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("return Entry()", "raise ValueError('no\\nweights')", "scorer.py: ValueError: no weights"),
+        ("return Entry()", "import os, time; os.closerange(3, 2**16); time.sleep(5)", "its process has ended: "),
+        ('[b""]', "['x']", "scorer.py: TypeError: "),
+        ("return [MARK, *text]", "return [MARK] * 100 + list(text)", "an answer of .* bytes, where .* were asked for"),
+        ("return np.log(np.array(rows))", "return np.zeros((1, 2))", r"log_probs gave 2 numbers, not 4 x 257"),
+        ("return np.log(np.array(rows))", "import os; os._exit(3)", "its process has ended: it printed nothing"),
+        ("context, stride = 8, 4", "context, stride = 4, 8", "1 <= stride <= context <= 65,536"),
+    ],
+)
+def test_a_mistake_is_one_sentence(old: str, new: str, sentence: str, place: Path) -> None:
+    with pytest.raises(UserError, match=sentence):
+        judge(written(place, HONEST.replace(old, new)), TEXTS, Limits(20))
+
+
+def test_memory_of_the_text_as_encoded_is_not_there_when_it_is_scored(place: Path) -> None:
+    """The process that has seen all of the text scores nothing."""
+    spying = HONEST.replace(
+        "return [MARK, *text]", "ids = [MARK, *text]\n        self.learn(ids, 1)\n        return ids"
+    )
+    assert judge(written(place, spying), TEXTS, Limits(60)).bpb == pytest.approx(expected_bpb(), rel=1e-6)

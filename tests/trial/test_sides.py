@@ -1,0 +1,146 @@
+"""Both sides of a trial: folders of code, and what a candidate may not touch."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from nanochat.errors import UserError
+from nanochat.trial import sides
+from nanochat.trial.scorer import Refused
+from nanochat.trial.sides import Side, check_files, check_flags, commit_of, committed, working_tree
+
+SEALED = "Kara of the hill keeps three foxes, and none of them has ever been seen by day."
+
+
+def git(root: Path, *words: str) -> None:
+    own = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", *own, "-C", str(root), *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A repository with a commit."""
+    place = tmp_path / "repository"
+    for name in ("nanochat/gpt.py", "nanochat/evals/bpb.py", "scripts/base_train.py", "rustbpe/src/lib.rs"):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(f"# {name}\n")
+    (place / ".gitignore").write_text("ignored*\n")
+    git(tmp_path, "init", "-q", str(place))
+    git(place, "add", "-A")
+    git(place, "commit", "-qm", "one")
+    return place
+
+
+def side(root: Path, tmp_path: Path, name: str = "incumbent") -> Side:
+    return Side(name, "HEAD", committed(root, commit_of(root, "HEAD"), tmp_path / "code"))
+
+
+def changed(root: Path, tmp_path: Path) -> Side:
+    code, diff = working_tree(root, tmp_path / "code")
+    return Side("candidate", "HEAD", code, diff=diff)
+
+
+def test_a_clean_tree_is_its_commit(root: Path, tmp_path: Path) -> None:
+    one, other = side(root, tmp_path), changed(root, tmp_path)
+    assert (one.code, one.key) == (other.code, other.key)
+    assert not other.diff
+
+
+def test_the_tree_is_taken_as_it_is_and_stays_so(root: Path, tmp_path: Path) -> None:
+    before = (root / ".git/index").read_bytes()
+    (root / "nanochat/gpt.py").write_text("# another model\n")
+    (root / "nanochat/new.py").write_text("# new\n")
+    (root / "ignored.txt").write_text("no")
+    (root / "scripts/base_train.py").unlink()
+    found = changed(root, tmp_path)
+    assert (found.code / "nanochat/gpt.py").read_text() == "# another model\n"
+    assert (found.code / "nanochat/new.py").exists()
+    assert not (found.code / "ignored.txt").exists()
+    assert not (found.code / "scripts/base_train.py").exists()
+    assert "another model" in found.diff
+    assert "+# new" in found.diff
+    assert "deleted file" in found.diff
+    assert (root / ".git/index").read_bytes() == before  # nothing was staged
+    (root / "nanochat/gpt.py").write_text("# later\n")
+    assert (found.code / "nanochat/gpt.py").read_text() == "# another model\n"
+    assert changed(root, tmp_path).key != found.key
+
+
+def test_flags_belong_to_the_key(root: Path, tmp_path: Path) -> None:
+    plain = side(root, tmp_path)
+    assert Side("a", "HEAD", plain.code, ["--depth=4"]).key != plain.key
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("nanochat/evals/bpb.py", "frozen: nanochat/evals/bpb.py is part of the referee"),
+        ("nanochat/trial/decision.py", "frozen: nanochat/trial/decision.py is part of the referee"),
+        ("scripts/trial.py", "frozen: scripts/trial.py is part of the referee"),
+        ("rustbpe/src/lib.rs", "frozen: rustbpe/src/lib.rs is compiled"),
+    ],
+)
+def test_what_is_frozen_is_refused_by_name(name: str, sentence: str, root: Path, tmp_path: Path) -> None:
+    before = side(root, tmp_path)
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_text("# mine\n")
+    with pytest.raises(Refused, match=f"^refused, {sentence}"):
+        check_files(before, changed(root, tmp_path), before.code, [SEALED])
+
+
+def test_a_frozen_file_that_is_gone_is_refused_too(root: Path, tmp_path: Path) -> None:
+    before = side(root, tmp_path)
+    (root / "nanochat/evals/bpb.py").unlink()
+    with pytest.raises(Refused, match="is part of the referee"):
+        check_files(before, changed(root, tmp_path), before.code, [SEALED])
+
+
+def test_sealed_text_in_a_file_is_refused(root: Path, tmp_path: Path) -> None:
+    before = side(root, tmp_path)
+    (root / "nanochat/gpt.py").write_text(f"HINT = {SEALED!r}\n")
+    with pytest.raises(Refused, match=r"^refused, text: nanochat/gpt.py contains text"):
+        check_files(before, changed(root, tmp_path), before.code, ["short", SEALED])
+
+
+def test_an_honest_change_passes(root: Path, tmp_path: Path) -> None:
+    before = side(root, tmp_path)
+    (root / "nanochat/gpt.py").write_text("# better\n")
+    (root / "README.md").write_text("said\n")
+    check_files(before, changed(root, tmp_path), before.code, [SEALED])
+
+
+def test_links_are_refused(root: Path, tmp_path: Path) -> None:
+    (root / "nanochat/link.py").symlink_to("/etc/hostname")
+    with pytest.raises(UserError, match=r"nanochat/link.py is a link"):
+        changed(root, tmp_path)
+
+
+def test_flags_that_the_trial_sets_are_refused() -> None:
+    assert check_flags(["--model=reference,backout=false", "--matrix_lr=0.03", "--fp8"]) == [
+        "--model=reference,backout=false",
+        "--matrix-lr=0.03",
+        "--fp8",
+    ]
+    for flag in ("--seed=7", "--num_iterations=900", "--data=/tmp/mine", "-g=other"):
+        with pytest.raises(Refused, match=r"^refused, budget: .* is set by the trial"):
+            check_flags([flag])
+    for word in ("seed=7", "--=3", "--a/b"):
+        with pytest.raises(UserError, match="is no flag"):
+            check_flags([word])
+
+
+def test_every_flag_that_is_set_exists() -> None:
+    from scripts.base_train import Config
+
+    own = {name.replace("_", "-") for name in Config.__dataclass_fields__}
+    assert set(sides.OWN_FLAGS) - own == {"g", "no-compile"}  # another spelling of tag and of compile
+
+
+def test_no_repository_and_no_commit_are_one_sentence(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is no git repository"):
+        commit_of(tmp_path, "HEAD")
+    with pytest.raises(UserError, match="nowhere is no commit of"):
+        commit_of(root, "nowhere")
+    with pytest.raises(UserError, match="--output=/tmp/x is no commit of"):
+        commit_of(root, "--output=/tmp/x")
