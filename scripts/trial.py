@@ -29,6 +29,7 @@ class Config:
     metric: str = option("seconds,cpu_seconds,memory", "what else is told of both sides")
     json: bool = option(False, "print the answer as JSON alone")
     verify: bool = option(False, "check the ledger of the series, and ask nothing")
+    head: str = option("", "with --verify: a hash that an answer has named, which the ledger has to have")
     holdout: bool = option(False, "score what the series has kept on its holdout, which is opened once")
     unsafe_exec: bool = option(False, "run both sides without the sandbox where it does not work")
 
@@ -38,7 +39,8 @@ def main(config: Config) -> None:
     from nanochat.trial.referee import Question, begin, hand_over, open_holdout, run_trial, verify_series
 
     if config.verify:
-        verify_series(config.series)
+        hand_over(config.series)
+        verify_series(config.series, config.head)
         return
     if config.holdout:
         hand_over(config.series)
@@ -53,7 +55,7 @@ def main(config: Config) -> None:
         scale=config.scale,
         budget=config.budget,
         data=config.data,
-        plan=Plan(config.pairs, confirming, config.pairs if config.confirm else 0, config.least),
+        plan=Plan(config.pairs, confirming, max(config.pairs, 2) if config.confirm else 0, config.least),
         metrics=[name for name in config.metric.split(",") if name],
         unsafe=config.unsafe_exec,
         json=config.json,

@@ -6,23 +6,26 @@ prints goes nowhere but into the reason of a failure; time and processor time ar
 """
 
 import json
+import math
 import os
+import re
 import resource
 import select
-import site
 import struct
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from nanochat.errors import UserError
 from nanochat.evals import sandbox
 from nanochat.log import Record
 from nanochat.paths import new_folder, read_sha256
 from nanochat.trial.judging import Limits, judge
-from nanochat.trial.scorer import CPUS, ENDING, SCORER, Refused, printable
+from nanochat.trial.scorer import CPUS, ENDING, SCORER, Refused, package_folders, printable
 from nanochat.trial.sides import Side
 
+INSTALLED = ("numpy", "torch", "nanochat-rustbpe", "pyarrow", "tyro")  # packages that say where all are
 TAG = "trial"  # of the run, in its sandbox
 MEMORY = 2**36  # address space
 FILES = 2**32  # bytes of all files that a run may have
@@ -79,6 +82,7 @@ MODEL = """
 import os
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 PLACE = Path(__file__).parent
 os.environ["NANOCHAT_BASE_DIR"] = str(PLACE / "home")
@@ -136,13 +140,13 @@ def train(
     time are measured here; the run itself says how much memory it took, and the hash of its first weights ("" if the
     code has changed so much that it is not known).
     """
-    packages = site.getsitepackages()[0]
+    packages = package_folders(INSTALLED)
     tokenizer = home / "tok_train" / "default"
     words = [*flags, f"--data=folder:{text}", f"--tag={TAG}"]
     program = TRAIN.format(
         tokenizer=str(tokenizer),
         variables=WAITING,
-        paths=[str(side.code), packages],
+        paths=[str(side.code), *packages],
         flags=words,
         tag=TAG,
         head=HEAD,
@@ -154,32 +158,54 @@ def train(
         file_bytes=FILES,
         processes=PROCESSES,
     )
-    readable = [str(side.code), packages, str(tokenizer), str(text), CPUS]
+    readable = [str(side.code), *packages, str(tokenizer), str(text), CPUS]
     began, used = time.monotonic(), _children()
     with sandbox.conversation(program, limits, unsafe, readable) as (_, listens, verdict):
         source = _Source(listens, began + seconds)
         try:
-            [size] = struct.unpack(HEAD, source.read(struct.calcsize(HEAD)))
-            if size > 2**20:
-                raise Failure("its process sent no list of files")
-            head = json.loads(source.read(size))
-            facts = head["facts"]
+            head = _head(source)
+            _receive(source, head.sizes, folder)
+            if not verdict(ENDING).passed:  # also: the processor time of a process counts once it has ended
+                raise Failure("its process did not end when its run had")
             elapsed = time.monotonic() - began
-            _receive(source, head["sizes"], folder)
-            verdict(ENDING)  # the processor time of a process counts once it has ended
+        except (Failure, Refused):
+            raise
         except EOFError:
             said = verdict(ENDING).output.strip().splitlines()
             raise Failure(f"its run failed: {printable(said[-1] if said else 'it printed nothing')}") from None
         except TimeoutError:
             raise Failure(f"its run did not end within {seconds:g} seconds") from None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OSError):
             raise Failure("its process sent something else than files") from None
     return {
         "seconds": elapsed,
         "cpu_seconds": _children() - used,
-        "memory": float(facts.get("memory", 0)),
-        "initial": str(facts.get("initial", "")),
+        "memory": head.memory,
+        "initial": head.initial,
+        "bytes": sum(head.sizes.values()),
     }
+
+
+class Head(NamedTuple):
+    """What a run says of itself before its files."""
+
+    sizes: dict[str, int]
+    memory: float
+    initial: str
+
+
+def _head(source: "_Source") -> Head:
+    """Return what a run says, if it is what a run would say; a ValueError or a TypeError otherwise."""
+    [size] = struct.unpack(HEAD, source.read(struct.calcsize(HEAD)))
+    if size > 2**20:
+        raise ValueError
+    said = json.loads(source.read(size))
+    sizes = {str(name): int(count) for name, count in said["sizes"].items()}
+    memory = float(said["facts"]["memory"])
+    initial = str(said["facts"].get("initial", ""))
+    if min(sizes.values(), default=0) < 0 or not math.isfinite(memory) or not re.fullmatch("[0-9a-f]{0,64}", initial):
+        raise ValueError
+    return Head(sizes, memory, initial)
 
 
 def score(side: Side, home: Path, place: Path, documents: Sequence[str], unsafe: bool) -> Record:
@@ -194,13 +220,22 @@ def score(side: Side, home: Path, place: Path, documents: Sequence[str], unsafe:
                 (tokenizer / path.name).write_bytes(path.read_bytes())
     for path in [place, *place.rglob("*")]:
         path.chmod(0o755 if path.is_dir() else 0o644)
-    readable = [str(side.code), site.getsitepackages()[0]]
-    found = judge(place, documents, Limits(SCORING, unsafe, PROBES, readable))
+    readable = [str(side.code), *package_folders(INSTALLED)]
+    began = time.monotonic()
+    try:
+        found = judge(place, documents, Limits(SCORING, unsafe, PROBES, learns=False, readable=readable))
+    except Refused:
+        raise
+    except UserError as error:  # its words may hold the text: they stay where no candidate is told of them
+        (place / "failure.txt").write_text(str(error), encoding="utf-8")
+        raise Failure("its model could not be scored: the reason is in failure.txt of its run") from None
+    if not math.isfinite(found.bpb):
+        raise Refused("normalised", "a token of the text has no probability at all")
     return {
+        "scoring": time.monotonic() - began,  # with loading
         "bpb": found.bpb,
         "sum_error": found.sum_error,
         "difference": found.difference,
-        "scoring_seconds": found.seconds,
     }
 
 
@@ -252,5 +287,7 @@ def _children() -> float:
 
 def weights_hash(place: Path) -> str:
     """Return the hash of the model that a run has left."""
-    [path] = (place / "home" / "base_train" / TAG).rglob("model.safetensors")
-    return read_sha256(path)
+    found = sorted((place / "home" / "base_train" / TAG).rglob("model.safetensors"))
+    if not found:
+        raise Failure("its run left no model")
+    return read_sha256(found[-1])

@@ -1,13 +1,14 @@
 """Whether a candidate is better than an incumbent: the statistics of a trial, and of a series of trials.
 
 A pair trains both with one seed; its gain is the incumbent's bits per byte minus the candidate's. A trial has two parts
-with seeds of their own. The first finds candidates that may be better, at SCREEN. Only those are confirmed, on seeds
-that nothing was chosen by, at the level that is left: trial number k of a series may keep a change without effect with
-a chance of `share(k)`, and the shares of all trials that there will ever be add up to ERROR. As the parts are
-independent, the levels multiply. A second depth then says how far the verdict reaches.
+with seeds of their own. The first is a filter: it stops what does not look better at SCREEN. What passes is confirmed
+on seeds that nothing was chosen by, and that part alone decides: trial number k of a series may keep a change without
+effect with a chance of `share(k)`, and the shares of all trials that there will ever be add up to ERROR. A second depth
+then says how far the verdict reaches.
 
-The spread of a gain comes from the noise floor, runs of the incumbent that differ in their seed alone: two of them
-differ by twice the variance of one. With few pairs their own spread is added to it; many pairs have their own alone.
+The filter knows the spread of a gain from the noise floor, runs of the incumbent that differ in their seed alone. The
+confirmation has the spread of its own runs within each side, so it owes nothing to what was seen before. Many pairs
+have the spread of their own differences, which is smaller where a seed helps or harms both sides alike.
 """
 
 import math
@@ -18,9 +19,9 @@ from typing import NamedTuple
 
 ERROR = 0.05  # chance that a series ever keeps a change without effect
 FIRST_TRIALS = 32  # have equal shares of half of it
-SCREEN = 0.1  # level of the first part
+SCREEN = 0.1  # level of the first part, which is a filter
 WORSE = 0.05  # level at which a candidate is called worse, or too little better; the second depth's as well
-OWN_SPREAD = 6  # from so many pairs on, a test needs no noise floor
+PAIRED = 16  # from so many pairs on, a gain has the spread of their differences
 ODD = 0.01  # few pairs whose spread is this unlikely, for the noise floor, are no pairs of it
 POWER = 0.9  # a difference "shows" if it is kept with this chance
 MOST_PAIRS = 256  # that an answer advises
@@ -50,7 +51,7 @@ class Gain(NamedTuple):
     def p_better(self) -> float:
         """Return the chance of such a gain, or a larger one, without an effect."""
         if not self.stderr:
-            return float(self.mean <= 0)
+            return 1.0  # without any spread nothing is known of chance
         from scipy import stats
 
         return float(stats.t.sf(self.mean / self.stderr, self.freedom))
@@ -71,20 +72,35 @@ class Gain(NamedTuple):
         return self.mean + float(stats.t.ppf(1 - level, self.freedom)) * self.stderr
 
 
-def gain_of(gains: Sequence[float], noise: Noise) -> Gain:
-    """Return the mean gain of some pairs with its error."""
+Pair = tuple[float, float]  # bits per byte of the incumbent and of the candidate
+
+
+def gain_of(pairs: Sequence[Pair], noise: Noise | None = None) -> Gain:
+    """Return the mean gain of some pairs with its error. noise: the floor, for few pairs; None: their own runs."""
     from scipy import stats
 
-    count = len(gains)
+    count = len(pairs)
+    gains = [one - other for one, other in pairs]
     mean = sum(gains) / count
-    squares = sum((gain - mean) ** 2 for gain in gains)
     own = count - 1
+    differences = sum((gain - mean) ** 2 for gain in gains)
+    if count >= PAIRED:
+        return Gain(mean, math.sqrt(differences / own / count), own, count)
+    if noise is None and count == 1:
+        return Gain(mean, math.inf, 1, count)
+    if noise is None:
+        squares = sum(_squares(side) for side in zip(*pairs, strict=True))  # within each side
+        return Gain(mean, math.sqrt(squares / own / count), 2 * own, count)
     pair = 2 * noise.sd**2  # variance of the gain of one pair, if the seeds say nothing about both
-    is_odd = own and pair and stats.f.sf(squares / own / pair, own, noise.freedom) < ODD
-    if count >= OWN_SPREAD or is_odd or not pair:
-        return Gain(mean, math.sqrt(squares / max(own, 1) / count), max(own, 1), count)
-    variance = (noise.freedom * pair + squares) / (noise.freedom + own)
-    return Gain(mean, math.sqrt(variance / count), noise.freedom + own, count)
+    if own and pair and stats.f.sf(differences / own / pair, own, noise.freedom) < ODD:
+        return Gain(mean, math.sqrt(differences / own / count), own, count)
+    freedom = noise.freedom + own
+    return Gain(mean, math.sqrt((noise.freedom * pair + differences) / freedom / count), freedom, count)
+
+
+def _squares(values: Sequence[float]) -> float:
+    mean = sum(values) / len(values)
+    return sum((value - mean) ** 2 for value in values)
 
 
 def share(number: int) -> float:
@@ -98,45 +114,44 @@ def share(number: int) -> float:
 # ---- what a number of pairs can show ----
 
 
-def power(gain: float, noise: Noise, pairs: int, confirming: int, number: int) -> float:
-    """Return the chance that a true gain is kept by so many pairs, and so many that confirm it."""
-    chance = 1.0
-    for count, level in ((pairs, SCREEN), (confirming, share(number) / SCREEN)):
-        chance *= _passes(gain, noise, count, level)
-    return chance
+def power(gain: float, sd: float, plan: "Plan", number: int) -> float:
+    """Return the chance that a trial keeps a true gain. sd: of a run, over seeds, on either side."""
+    parts = (
+        [(plan.pairs, SCREEN), (plan.confirming, share(number))] if plan.confirming else [(plan.pairs, share(number))]
+    )
+    return math.prod(_passes(gain, sd, pairs, level) for pairs, level in parts)
 
 
-def _passes(gain: float, noise: Noise, pairs: int, level: float) -> float:
+def _passes(gain: float, sd: float, pairs: int, level: float) -> float:
     from scipy import stats
 
-    own = pairs >= OWN_SPREAD
-    freedom = pairs - 1 if own else noise.freedom + pairs - 1
-    stderr = math.sqrt(2 * noise.sd**2 / pairs)
+    freedom = max(2 * (pairs - 1), 1) if pairs < PAIRED else pairs - 1
+    stderr = math.sqrt(2 * sd**2 / pairs)
     if not stderr:
         return float(gain > 0)
     return float(stats.nct.sf(stats.t.ppf(1 - level, freedom), freedom, gain / stderr))
 
 
-def smallest(noise: Noise, pairs: int, confirming: int, number: int) -> float:
-    """Return the smallest true gain that so many pairs keep with POWER."""
-    low, high = 0.0, max(noise.sd, 1e-9)
-    while power(high, noise, pairs, confirming, number) < POWER and high < 1e6 * noise.sd:
+def smallest(sd: float, plan: "Plan", number: int) -> float:
+    """Return the smallest true gain that a trial keeps with POWER."""
+    low, high = 0.0, max(sd, 1e-9)
+    while power(high, sd, plan, number) < POWER and high < 1e6 * sd:
         high *= 2
     for _ in range(40):
         middle = (low + high) / 2
-        if power(middle, noise, pairs, confirming, number) < POWER:
+        if power(middle, sd, plan, number) < POWER:
             low = middle
         else:
             high = middle
     return high
 
 
-def pairs_for(gain: float, noise: Noise, number: int) -> int:
-    """Return how many pairs, and twice as many that confirm them, keep a true gain with POWER; MOST_PAIRS if more."""
-    low, high = 1, MOST_PAIRS
+def pairs_for(gain: float, sd: float, plan: "Plan", number: int) -> int:
+    """Return how many pairs of the first part, more than now, keep a true gain with POWER; MOST_PAIRS if more."""
+    low, high = min(plan.pairs + 1, MOST_PAIRS), MOST_PAIRS
     while low < high:
         middle = (low + high) // 2
-        if power(gain, noise, middle, confirming_pairs(middle), number) >= POWER:
+        if power(gain, sd, plan.with_pairs(middle), number) >= POWER:
             high = middle
         else:
             low = middle + 1
@@ -145,7 +160,7 @@ def pairs_for(gain: float, noise: Noise, number: int) -> int:
 
 def confirming_pairs(pairs: int) -> int:
     """Return how many pairs confirm what so many have found: the level is lower, so it takes more."""
-    return max(2 * pairs, 4)
+    return max(3 * pairs, 6)
 
 
 # ---- a trial ----
@@ -174,6 +189,11 @@ class Plan:
     deeper: int  # at the second depth; 0: it is not asked
     least: float  # gains below this, in bits per byte, are not worth a line of code
 
+    def with_pairs(self, pairs: int) -> "Plan":
+        """Return the plan of the same question with other pairs."""
+        confirming = confirming_pairs(pairs) if self.confirming else 0
+        return Plan(pairs, confirming, pairs if self.deeper else 0, self.least)
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -183,55 +203,49 @@ class Verdict:
     reason: str
     gain: Gain
     p: float
-    level: float  # that p had to reach for "keep"
+    level: float  # that p had to reach to go on, or to be kept
+    holds: str = ""  # where, for "keep"
     aim: float = 0.0  # for "not distinguishable yet": the gain that more pairs could show
     second: Gain | None = None  # at the second depth
-    holds: str = ""  # where, for "keep"
 
 
-def decide(
-    plan: Plan, number: int, noises: Callable[[Part], Noise], draw: Callable[[Part, int], Sequence[float]]
-) -> Verdict:
+def decide(plan: Plan, number: int, noise: Noise, draw: Callable[[Part, int], Sequence[Pair]]) -> Verdict:
     """Return the verdict of a series' trial of this number.
 
-    noises: the noise floor of a part. draw: trains so many pairs of a part, and returns their gains.
+    noise: the noise floor. draw: trains so many pairs of a part, and returns their scores.
     """
-    noise = noises(Part.SCREEN)
-    gains = draw(Part.SCREEN, plan.pairs)
-    if not any(gains):
-        none = Gain(0.0, 0.0, max(noise.freedom, 1), len(gains))
+    pairs = draw(Part.SCREEN, plan.pairs)
+    if all(one == other for one, other in pairs):
+        none = Gain(0.0, 0.0, max(noise.freedom, 1), len(pairs))
         return Verdict(Answer.DISCARD, "every pair has equal figures, to the last bit", none, 1.0, 0.0)
-    found = gain_of(gains, noise)
+    found = gain_of(pairs, noise)
     level = SCREEN if plan.confirming else share(number)
-    if found.p_better() > level:
+    if not found.p_better() <= level:  # also for a figure that is no number
         return _not_kept(found, level, plan)
     if not plan.confirming:
-        return Verdict(
-            Answer.KEEP, "not confirmed on other seeds", found, found.p_better(), level, holds="not confirmed"
-        )
-    confirmed = gain_of(draw(Part.CONFIRM, plan.confirming), noises(Part.CONFIRM))
-    level = share(number) / SCREEN
-    if confirmed.p_better() > level:
+        return Verdict(Answer.KEEP, "on seeds that it was found by", found, found.p_better(), level, "not confirmed")
+    confirmed = gain_of(draw(Part.CONFIRM, plan.confirming))
+    level = share(number)
+    p = confirmed.p_better()
+    if not p <= level:
         return _not_kept(confirmed, level, plan, "not confirmed on other seeds; ")
     if not plan.deeper:
-        return Verdict(
-            Answer.KEEP, "confirmed on other seeds", confirmed, confirmed.p_better(), level, holds="at this depth only"
-        )
-    second = gain_of(draw(Part.DEPTH, plan.deeper), noises(Part.DEPTH))
+        return Verdict(Answer.KEEP, "confirmed on other seeds", confirmed, p, level, "at this depth only")
+    second = gain_of(draw(Part.DEPTH, plan.deeper))
     if second.p_better() <= WORSE:
         holds = "at both depths"
     elif second.p_worse() <= WORSE:
         holds = "at this depth only, and it is worse at the second"
     else:
         holds = "at this depth only, as far as the second can show"
-    return Verdict(
-        Answer.KEEP, "confirmed on other seeds", confirmed, confirmed.p_better(), level, second=second, holds=holds
-    )
+    return Verdict(Answer.KEEP, "confirmed on other seeds", confirmed, p, level, holds, second=second)
 
 
 def _not_kept(found: Gain, level: float, plan: Plan, before: str = "") -> Verdict:
     """Return "discard" if the candidate is worse, or surely not better by what matters."""
     p = found.p_better()
+    if not math.isfinite(found.mean):
+        return Verdict(Answer.DISCARD, f"{before}a figure is no number", found, 1.0, level)
     if found.p_worse() <= WORSE:
         return Verdict(Answer.DISCARD, f"{before}it is worse", found, p, level)
     if found.upper() < plan.least:

@@ -33,6 +33,7 @@ class Limits:
     seconds: float
     unsafe: bool = False  # they may run without the sandbox, where it does not work
     probes: int = PROBES  # places that are asked for again, at most
+    learns: bool = True  # the entry is told what had its scores, and may learn from it
     readable: Sequence[str] | None = None  # beside the entry's folder; None: numpy and torch
 
 
@@ -156,7 +157,8 @@ def score_all(
             found.nats -= float(rows[np.arange(count), part.true].sum())
             found.tokens += count
             kept |= {(number, one): rows[one].astype(np.float32) for one in places.get(number, ())}
-            own.learn([*part.ids[: part.first], *part.true], part.first)
+            if limits.learns:
+                own.learn([*part.ids[: part.first], *part.true], part.first)
         found.seconds = own.seconds
     return kept
 
@@ -183,7 +185,7 @@ def ask_again(
         for number, part in enumerate(parts):
             places = by_part.get(number, [])
             alone = {}
-            for one in places:
+            for one in sorted(places):  # what follows a place is shown after it was asked for
                 cut = part.first + one
                 [alone[one]] = check_normalised(twin.log_probs(part.ids[:cut], cut, vocab_size), Judgement())
             if places:
@@ -192,7 +194,8 @@ def ask_again(
                 )
                 for one in places:
                     compare(kept[number, one], alone[one], once[one], again[one], found)
-            twin.learn([*part.ids[: part.first], *part.true], part.first)
+            if limits.learns:
+                twin.learn([*part.ids[: part.first], *part.true], part.first)
 
 
 def compare(first: np.ndarray, alone: np.ndarray, once: np.ndarray, again: np.ndarray, found: Judgement) -> None:

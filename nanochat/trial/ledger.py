@@ -6,6 +6,7 @@ Whoever can write the file could write it anew, all of it. So an answer names th
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ GENESIS = "0" * 64
 def line_hash(record: Record) -> str:
     """Return the hash of a record, which has the hash of the one before."""
     content = {name: value for name, value in record.items() if name != "hash"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 class Ledger:
@@ -27,6 +28,9 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if path.exists():
+            data = path.read_bytes()
+            os.truncate(path, data.rfind(b"\n") + 1)  # a line that a crash has cut short
         self.records = list(read(path)) if path.exists() else []
 
     @property
@@ -38,7 +42,7 @@ class Ledger:
         record: Record = {"kind": kind, **values, "previous": self.head}
         record["hash"] = line_hash(record)
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            file.write(json.dumps(record) + "\n")
         sync(self.path)
         self.records.append(record)
         return record
@@ -48,13 +52,9 @@ class Ledger:
 
 
 def read(path: Path) -> Iterator[Record]:
-    """Yield the records; UserError where the chain is broken. A line that a crash has cut short is removed."""
-    data = path.read_bytes()
-    whole, newline, rest = data.rpartition(b"\n")
-    if rest:
-        path.write_bytes(whole + newline)
+    """Yield the records of whole lines; UserError where the chain is broken."""
     previous = GENESIS
-    for number, line in enumerate((whole + newline).splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().rpartition(b"\n")[0].splitlines(), 1):
         record = _parsed(line)
         if not record or record.get("previous") != previous or record.get("hash") != line_hash(record):
             raise UserError(f"{path}: line {number} was changed, or lines before it were: nothing can be added to it")

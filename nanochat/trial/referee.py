@@ -25,19 +25,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanochat.environment import ROOT, hardware
+from nanochat.environment import ROOT, hardware, torch_build
 from nanochat.errors import UserError
 from nanochat.evals import sandbox
 from nanochat.log import Record, print0, print_line
-from nanochat.paths import base_dir, hold_folder, read_json, write_json, write_jsonl
+from nanochat.paths import base_dir, hold_folder, read_json, stage_dir, text_sha256, write_json, write_jsonl, write_text
 from nanochat.trial import arena, decision
 from nanochat.trial.arena import Failure
 from nanochat.trial.decision import Answer, Gain, Noise, Part, Plan, Verdict
-from nanochat.trial.ledger import Ledger
+from nanochat.trial.ledger import GENESIS, Ledger, read, verify
 from nanochat.trial.scorer import Refused
 from nanochat.trial.settings import SCALES, BudgetName, ScaleName, TrialScale
 from nanochat.trial.sides import Side, check_files, check_flags, commit_of, committed, working_tree
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
     from nanochat.data.corpus import Corpus
 
 ROOT_VARIABLE = "NANOCHAT_TRIAL_ROOT"  # set by whoever hands over: the repository that is asked about
+METRICS = ("seconds", "cpu_seconds", "memory", "scoring", "bytes")  # of a run, beside bits per byte
+FIXED = ("commit", "referee", "scale", "budget", "data", "unsafe")  # in referee.json
+LARGER = 3.0  # times the bytes of the incumbent's files: a checkpoint that carries something else
 SLOWER = 1.5  # times the incumbent's processor time, or its seconds: then the budget is not equal any more
 SUBSET = 2  # of the documents of a corpus's validation text every second one is the holdout's
 
@@ -89,7 +93,7 @@ class Series:
     def seed(self, *names: object) -> int:
         """Return a seed that nobody knows before; the same for the same names."""
         text = " ".join(map(str, [self.fixed["secret"], *names]))
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
+        return int(text_sha256(text)[:8], 16) >> 1
 
 
 # ---- the copy that judges ----
@@ -97,16 +101,26 @@ class Series:
 
 def begin(question: Question) -> None:
     """Fix what a series keeps to, at its first question; a UserError if it is asked in another way later."""
+    from nanochat.data.corpus import absolute_data
+
     folder = series_folder(question.series)
     if not (folder / "referee.json").exists():
         with hold_folder(folder):
-            _fix(question, asked_root(), folder)
+            if not (folder / "referee.json").exists():
+                _fix(question, asked_root(), folder)
     fixed = read_json(folder / "referee.json")
     for name in ("scale", "budget"):
         if getattr(question, name) != fixed[name]:
             raise UserError(
                 f"the series {folder.name} has --{name}={fixed[name]}: begin another one with --series=NAME"
             )
+    if question.data and absolute_data(question.data) != fixed["data"]:
+        raise UserError(f"the series {folder.name} has other text: begin another one with --series=NAME")
+    if question.unsafe != fixed["unsafe"]:
+        raise UserError(f"the series {folder.name} began with --unsafe-exec={fixed['unsafe']}: begin another one")
+    unknown = sorted(set(question.metrics) - set(METRICS))
+    if unknown:
+        raise UserError(f"--metric={unknown[0]} is not known, use {', '.join(METRICS)}")
 
 
 def hand_over(name: str) -> None:
@@ -117,11 +131,33 @@ def hand_over(name: str) -> None:
     copy = folder / "code" / read_json(folder / "referee.json")["referee"]
     if ROOT.resolve() == copy.resolve():
         return
+    if ROOT_VARIABLE in os.environ:
+        raise UserError(f"{copy} should judge, and {ROOT} runs in its place")
+    door = write_door(folder, copy, asked_root())
     sys.stdout.flush()
-    words = [sys.executable, "-m", "scripts.trial", *sys.argv[1:]]
-    variables = {**os.environ, ROOT_VARIABLE: str(asked_root())}
-    os.chdir(copy)
-    os.execve(sys.executable, words, variables)
+    os.execv(sys.executable, [sys.executable, "-IB", str(door), *sys.argv[1:]])
+
+
+def write_door(folder: Path, copy: Path, root: Path) -> Path:
+    """Write the program that asks a series' copy without a line of the working tree, and return its path."""
+    door = folder / "ask.py"
+    write_text(door, DOOR.format(copy=str(copy.resolve()), root=str(root.resolve()), base=str(base_dir().resolve())))
+    return door
+
+
+# -I leaves out the working folder, the user's packages and PYTHON* variables.
+DOOR = """# Asks the referee of this series: python -IB ask.py, with the flags of scripts.trial.
+import os
+import runpy
+import sys
+
+os.environ["NANOCHAT_TRIAL_ROOT"] = {root!r}
+os.environ["NANOCHAT_BASE_DIR"] = {base!r}
+os.chdir({copy!r})
+sys.path.insert(0, {copy!r})
+sys.argv[0] = "scripts.trial"
+runpy.run_module("scripts.trial", run_name="__main__", alter_sys=True)
+"""
 
 
 def asked_root() -> Path:
@@ -130,7 +166,7 @@ def asked_root() -> Path:
 
 
 def series_folder(name: str) -> Path:
-    return base_dir() / "trial" / name
+    return stage_dir("trial", name)
 
 
 def _fix(question: Question, root: Path, folder: Path) -> None:
@@ -165,7 +201,8 @@ def open_series(folder: Path) -> Series:
     ledger = Ledger(folder / "trial.jsonl")
     series = Series(folder, fixed, ledger)
     if not ledger.of_kind("series"):
-        facts = _prepare(series)
+        with redirect_stdout(sys.stderr):  # with --json, stdout has the answer alone
+            facts = _prepare(series)
         ledger.add(
             "series", **{name: fixed[name] for name in ("commit", "referee", "scale", "budget", "data")}, **facts
         )
@@ -184,7 +221,7 @@ def _prepare(series: Series) -> Record:
     with tempfile.TemporaryDirectory() as temporary:
         data = series.fixed["data"]
         if not data:
-            seed = series.seed("world")
+            seed = int(text_sha256(f"{series.fixed['secret']} world")[:15], 16)
             write_world(Path(temporary, f"world-{seed}"), seed)
             data = f"folder:{temporary}/world-{seed}/text"
             shards = sorted(Path(temporary, f"world-{seed}/text").glob("*.parquet"))
@@ -240,6 +277,7 @@ def _until(texts: Any, most: int) -> list[str]:
 
 def run_trial(question: Question) -> int:
     """Answer a question, print the answer, and return the exit status: 0 keep, 10 discard, 11 undecided."""
+    sandbox.require(question.unsafe)
     folder = series_folder(question.series)
     with hold_folder(folder):
         series = open_series(folder)
@@ -248,7 +286,7 @@ def run_trial(question: Question) -> int:
         except Refused as refused:  # a flag that is not the candidate's to set
             asked = {"candidate": question.candidate, "number": 0}
             record = series.ledger.add("trial", name="", **asked, answer="discard", reason=str(refused))
-        told = {name: value for name, value in record.items() if name not in ("previous", "diff")}
+        told = {name: value for name, value in record.items() if name != "previous"}
         if question.json:
             print0(json.dumps(told, indent=2))
         else:
@@ -256,6 +294,18 @@ def run_trial(question: Question) -> int:
     return STATUS[record["answer"]]
 
 
+WORDS = {
+    "cpu_seconds": "processor time for what it counts as the same work",
+    "seconds": "time",
+    "scoring": "time to be scored",
+    "bytes": "bytes of files",
+}
+ADVICE = {
+    "cpu_seconds": "ask with --budget=seconds, in another series",
+    "seconds": "both end by the clock",
+    "scoring": "it does more than to score",
+    "bytes": "a checkpoint has weights and states of an optimizer",
+}
 STATUS = {"keep": 0, "discard": 10, "undecided": 11}
 
 
@@ -271,26 +321,26 @@ class Trial:
         if self.incumbent.key == self.candidate.key:
             raise UserError("the candidate is the incumbent: change the code, or name another --candidate")
         # A question that was not answered yet goes on under its number.
-        self.name = hashlib.sha256(
-            " ".join([self.incumbent.key, self.candidate.key, str(question.plan)]).encode()
-        ).hexdigest()[:16]
+        words = [self.incumbent.key, self.candidate.key, *map(str, dataclasses.astuple(question.plan))]
+        self.name = text_sha256(json.dumps(words))[:16]
         asked = [record["name"] for record in series.ledger.of_kind("asked")]
         if self.name not in asked:
-            series.ledger.add("asked", name=self.name, **self._sides(), time=time.time())
+            series.ledger.add("asked", name=self.name, **self._sides(), diff=self.candidate.diff, time=time.time())
             asked.append(self.name)
         self.number = 1 + asked.index(self.name)
 
     def _sides(self) -> Record:
         return {
-            name: {
-                "name": side.name,
-                "commit": side.commit,
-                "code": side.code.name,
-                "flags": list(side.flags),
-                "diff": side.diff,
-            }
+            name: {"name": side.name, "commit": side.commit, "code": side.code.name, "flags": list(side.flags)}
             for name, side in (("incumbent", self.incumbent), ("candidate", self.candidate))
         }
+
+    def _note(self) -> str:
+        """Return what a reader should know of the incumbent: a series is about its first commit and what it kept."""
+        kept = {one["candidate"]["code"] for one in self.series.ledger.of_kind("trial") if one["answer"] == "keep"}
+        if self.incumbent.code.name in {self.series.fixed["referee"], *kept}:
+            return ""
+        return "the incumbent is neither the code that the series began with nor a candidate that it has kept"
 
     def _incumbent(self, root: Path) -> Side:
         commit = commit_of(root, self.question.incumbent)
@@ -331,26 +381,37 @@ class Trial:
                 self.series.code / self.series.fixed["referee"],
                 [*self.series.documents("validation"), *self.series.documents("holdout")],
             )
-            verdict = decision.decide(self.question.plan, self.number, self._noise, self._draw)
+            verdict = decision.decide(self.question.plan, self.number, self._noise(), self._draw)
         except Refused as refused:
             return ledger.add("trial", **before, answer="discard", reason=str(refused), refused=refused.check)
         except Failure as failure:
             return ledger.add("trial", **before, answer="discard", reason=str(failure), failed=True)
+        if verdict.answer is not Answer.KEEP:  # the holdout is for what is kept
+            self._forget_confirming()
         return ledger.add("trial", **before, **self._found(verdict))
+
+    def _forget_confirming(self) -> None:
+        for side in (self.incumbent, self.candidate):
+            for number in range(self.question.plan.confirming):
+                key = self._key(side, Part.CONFIRM, self._seed(Part.CONFIRM, number))
+                shutil.rmtree(self.series.folder / "runs" / key, ignore_errors=True)
 
     def _found(self, verdict: Verdict) -> Record:
         plan = self.question.plan
-        noise = self._noise(Part.SCREEN)
-        shown = decision.smallest(noise, plan.pairs, plan.confirming or plan.pairs, self.number)
+        noise = self._noise()
+        shown = decision.smallest(noise.sd, plan, self.number)
         reason = verdict.reason
         if verdict.answer is Answer.UNDECIDED:
-            wanted = decision.pairs_for(verdict.aim, noise, self.number + 1)
-            more = f"{max(wanted - plan.pairs, 1)} more pairs" if wanted < decision.MOST_PAIRS else "256 pairs and more"
-            reason = f"{more} would show {verdict.aim:.4f}; --pairs={wanted} asks for them"
+            wanted = decision.pairs_for(verdict.aim, noise.sd, plan, self.number + 1)
+            more = f"{wanted - plan.pairs} more pairs" if wanted < decision.MOST_PAIRS else "256 pairs and more"
+            runs = 2 * sum(dataclasses.astuple(plan.with_pairs(wanted))[:3])
+            reason = f"{more} would show {verdict.aim:.4f}: --pairs={wanted} asks for them, up to {runs} runs"
         return {
             "answer": {Answer.KEEP: "keep", Answer.DISCARD: "discard", Answer.UNDECIDED: "undecided"}[verdict.answer],
             "reason": reason,
             "holds": verdict.holds,
+            "note": self._note(),
+            "contained": not self.series.fixed["unsafe"],
             "gain": verdict.gain.mean,
             "interval": verdict.gain.half() if verdict.gain.stderr else 0.0,
             "pairs": verdict.gain.pairs,
@@ -385,40 +446,51 @@ class Trial:
 
     # ---- runs ----
 
-    def _noise(self, part: Part) -> Noise:
-        """Return the noise floor at the depth of a part; runs that are missing are trained."""
-        runs = [self._run(self.incumbent, part, number, floor=True) for number in range(self.series.scale.floor)]
-        return decision.noise_of([run["bpb"] for run in runs])
+    def _noise(self) -> Noise:
+        """Return the noise floor; runs that are missing are trained."""
+        runs = [self._run(self.incumbent, Part.SCREEN, number, floor=True) for number in range(self.series.scale.floor)]
+        noise = decision.noise_of([run["bpb"] for run in runs])
+        if not noise.sd:
+            raise UserError("the incumbent's runs have the same figure for every seed: it does not use the seed")
+        return noise
 
-    def _draw(self, part: Part, pairs: int) -> list[float]:
-        """Train pairs, and return their gains; raise Refused if they are no fair pairs."""
-        gains = []
+    def _draw(self, part: Part, pairs: int) -> list[decision.Pair]:
+        """Train pairs, and return their scores; raise Refused if they are no fair pairs."""
+        scores = []
         found: dict[str, list[Record]] = {"incumbent": [], "candidate": []}
         for number in range(pairs):
             sides = [("incumbent", self.incumbent), ("candidate", self.candidate)]
             for name, side in sides if number % 2 == 0 else reversed(sides):  # a slow hour hits both
                 found[name].append(self._run(side, part, number))
             one, other = found["incumbent"][-1], found["candidate"][-1]
-            gains.append(one["bpb"] - other["bpb"])
+            scores.append((one["bpb"], other["bpb"]))
             self._check_pairs(found)
-            self._say(f"{part.value} pair {number + 1} of {pairs}: gain {gains[-1]:+.4f} bits per byte")
-        return gains
+            gain = one["bpb"] - other["bpb"]
+            self._say(f"{part.value} pair {number + 1} of {pairs}: gain {gain:+.4f} bits per byte")
+        return scores
 
     def _check_pairs(self, found: dict[str, list[Record]]) -> None:
+        """Raise Refused if the candidate does not use its seed, or has more than the incumbent to work with."""
         for name in ("weights", "initial"):
             values = [run[name] for run in found["candidate"] if run[name]]
             if len(set(values)) < len(values):
                 what = "weights at the end" if name == "weights" else "first weights"
                 raise Refused("seed", f"two seeds give the candidate the same {what}: its seed is chosen, not given")
-        by_clock = self.series.fixed["budget"] == "seconds"
-        measure = "seconds" if by_clock else "cpu_seconds"
-        times = [statistics.median(run[measure] for run in runs) for runs in found.values()]
-        if times[1] > SLOWER * times[0]:
-            ratio = f"{times[1] / times[0]:.1f} times the incumbent's"
-            if by_clock:
-                raise Refused("budget", f"it takes {ratio} time, where both should end by the clock")
-            reason = f"it takes {ratio} processor time for what it counts as the same work"
-            raise Refused("budget", f"{reason}: ask with --budget=seconds in another series")
+        # Scoring includes loading, which takes seconds even for a small model.
+        limits = {
+            "cpu_seconds": (SLOWER, 0.0),
+            "seconds": (SLOWER, 0.0),
+            "scoring": (SLOWER, 20.0),
+            "bytes": (LARGER, 0.0),
+        }
+        if self.series.fixed["budget"] == "seconds":
+            del limits["cpu_seconds"]  # threads that wait use it up too
+        else:
+            del limits["seconds"]  # other work on the machine changes them
+        for name, (factor, more) in limits.items():
+            one, other = (statistics.median(run[name] for run in runs) for runs in found.values())
+            if other > factor * one + more:
+                raise Refused("budget", f"it has {other / one:.1f} times the incumbent's {WORDS[name]}: {ADVICE[name]}")
 
     def _say(self, text: str) -> None:
         """Tell how far it is; with --json the answer stands alone on stdout."""
@@ -428,14 +500,14 @@ class Trial:
         return self.series.scale.depths[part is Part.DEPTH]
 
     def _seed(self, part: Part, number: int) -> int:
-        """Return a pair's seed. Pairs of the first part have those of the noise floor; other parts have their own."""
-        if part is Part.CONFIRM:
-            return self.series.seed("confirm", self.name, number)
-        return self.series.seed("floor", number)
+        """Return a pair's seed. Those of the first part are the noise floor's, for every trial; the others are new."""
+        if part is Part.SCREEN:
+            return self.series.seed("floor", number)
+        return self.series.seed(part.value, self.name, number)
 
     def _key(self, side: Side, part: Part, seed: int) -> str:
         depth = self._depth(part)
-        return hashlib.sha256(f"{side.key} {depth} {seed} {self.machine}".encode()).hexdigest()[:16]
+        return text_sha256(json.dumps([side.key, depth, seed, self.machine]))[:16]
 
     def _there(self, side: Side, part: Part, number: int) -> Record | None:
         key = self._key(side, part, self._seed(part, number))
@@ -443,7 +515,6 @@ class Trial:
 
     def _run(self, side: Side, part: Part, number: int, floor: bool = False) -> Record:
         """Return a run of a side, from the ledger if it is there."""
-        part = Part.SCREEN if floor and part is not Part.DEPTH else part
         there = self._there(side, part, number)
         if there:
             return there
@@ -467,6 +538,8 @@ class Trial:
             measured |= arena.score(side, series.folder / "home", folder, series.documents("validation"), unsafe)
         except (Failure, Refused) as error:
             series.ledger.add("crash", key=key, side=side.key, part=part.value, number=number, reason=str(error))
+            if side is self.incumbent:
+                raise UserError(f"a run of the incumbent failed, so nothing can be compared: {error}") from None
             raise
         measured["weights"] = arena.weights_hash(folder)
         if part is not Part.CONFIRM:  # the holdout is for what was confirmed
@@ -490,7 +563,10 @@ def open_holdout(name: str) -> None:
             raise UserError(f"the series {name} has kept nothing on confirming seeds: the holdout stays sealed")
         opened = series.ledger.of_kind("holdout")
         if not opened:
-            found = [_on_holdout(series, record) for record in kept]
+            if not series.ledger.of_kind("holdout-opened"):
+                series.ledger.add("holdout-opened", trials=[record["number"] for record in kept])
+            numbers = series.ledger.of_kind("holdout-opened")[0]["trials"]  # what was kept when it was first opened
+            found = [_on_holdout(series, record) for record in kept if record["number"] in numbers]
             opened = [series.ledger.add("holdout", trials=found)]
         rows = [
             [
@@ -514,14 +590,14 @@ def _on_holdout(series: Series, record: Record) -> Record:
         Side(one["name"], one["commit"], series.code / one["code"], one["flags"])
         for one in (record["incumbent"], record["candidate"])
     ]
-    gains = []
+    pairs = []
     for keys in record["confirmed"]:
         scores = [
             arena.score(side, series.folder / "home", series.folder / "runs" / key, documents, series.fixed["unsafe"])
             for side, key in zip(sides, keys, strict=True)
         ]
-        gains.append(scores[0]["bpb"] - scores[1]["bpb"])
-    gain = decision.gain_of(gains, Noise(**record["noise"]))
+        pairs.append((scores[0]["bpb"], scores[1]["bpb"]))
+    gain = decision.gain_of(pairs)
     return {
         "number": record["number"],
         "candidate": record["candidate"]["name"],
@@ -531,19 +607,26 @@ def _on_holdout(series: Series, record: Record) -> Record:
     }
 
 
-def verify_series(name: str) -> None:
-    """Check the ledger of a series, and print what it has; a UserError if it was changed."""
+def verify_series(name: str, head: str) -> None:
+    """Check the ledger of a series, and print what it has; a UserError if it was changed.
+
+    head: the hash that an answer has named, which has to be in it; empty: none.
+    """
     path = series_folder(name) / "trial.jsonl"
     if not path.exists():
         raise UserError(f"there is no series {name} below {base_dir() / 'trial'}")
-    ledger = Ledger(path)
-    print0(f"{path}: {len(ledger.records)} lines, each with the hash of the one before; the last is {ledger.head}")
+    count = verify(path, head)
+    last = list(read(path))[-1]["hash"] if count else GENESIS
+    print0(f"{path}: {count} lines, each with the hash of the one before; the last is {last}")
 
 
 def machine_name() -> str:
     """Return what decides a run's rounding and speed."""
     facts = hardware()
-    return f"{platform.machine()} {facts.get('CPUs', '')} {facts.get('GPUs', '')}".strip()
+    software = torch_build()["__version__"]
+    return (
+        f"{platform.machine()} {platform.processor()} {facts.get('CPUs', '')} {facts.get('GPUs', '')} torch {software}"
+    )
 
 
 def _gain_record(gain: Gain | None) -> Record | None:
@@ -563,6 +646,10 @@ def answer_lines(record: Record) -> list[str]:
             f"gain: {record['gain']:+.4f} ± {record['interval']:.4f} bits per byte over {record['pairs']} pairs, "
             f"p = {record['p']:.2g}; it is kept at {record['level']:.2g}"
         )
+        if record["note"]:
+            lines.append(f"note: {record['note']}")
+        if not record["contained"]:
+            lines.append("note: both sides ran without the sandbox, and could reach what judges them")
         if record["holds"]:
             lines.append(f"holds: {record['holds']}")
         if record["second"]:
@@ -570,7 +657,7 @@ def answer_lines(record: Record) -> list[str]:
             lines.append(f"second depth: {second['gain']:+.4f} ± {second['interval']:.4f} over {second['pairs']} pairs")
         noise = record["noise"]
         lines.append(
-            f"noise: {noise['sd']:.4f} over {noise['freedom'] + 1} seeds; so many pairs show {record['smallest']:.4f}"
+            f"noise: {noise['sd']:.4f} over {noise['freedom'] + 1} seeds; this question shows {record['smallest']:.4f}"
         )
         for name, sides in record["metrics"].items():
             lines.append(f"{name}: {sides['incumbent']:,.4g} incumbent, {sides['candidate']:,.4g} candidate")

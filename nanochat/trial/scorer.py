@@ -19,7 +19,6 @@ import os
 import re
 import select
 import shutil
-import site
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -144,9 +143,15 @@ def copy_files(folder: Path, files: Sequence[str], place: Path) -> None:
         path.chmod(0o755 if path.is_dir() else 0o644)
 
 
+def package_folders(names: Sequence[str] = PACKAGES) -> list[str]:
+    """Return the folders where packages are installed: several, in an environment on top of another one."""
+    found = [str(metadata.distribution(name).locate_file("")) for name in names]
+    return list(dict.fromkeys(os.path.realpath(folder) for folder in found))
+
+
 def library_paths() -> list[str]:
     """Return the files and folders of PACKAGES and of what they need, in the folder of installed packages."""
-    packages = Path(site.getsitepackages()[0])
+    packages = Path(package_folders()[0])
     names = list(PACKAGES)
     tops = set()
     seen = set()
@@ -275,7 +280,7 @@ def scorer(place: Path, seconds: float, unsafe: bool, more: Sequence[str] | None
     more: what it can read beside them and the system's files; None: numpy and torch.
     """
     program = PROGRAM.format(
-        paths=[str(place), site.getsitepackages()[0]],
+        paths=[str(place), *package_folders()],
         answer=ANSWER,
         question=QUESTION,
         head=struct.calcsize(QUESTION),

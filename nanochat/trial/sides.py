@@ -3,20 +3,20 @@
 A folder has the name of its content's hash, so a change of the tree after a trial began changes nothing of it.
 """
 
-import contextlib
 import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 from nanochat.errors import UserError
-from nanochat.paths import new_folder
+from nanochat.paths import new_folder, text_sha256
 from nanochat.trial.scorer import Refused
 
 CODE = ("nanochat", "scripts", "tasks", "tracks", "rustbpe")  # folders that decide a run
@@ -29,14 +29,16 @@ FROZEN = (
     "nanochat/data/",
     "nanochat/statistics.py",
 )
+BESIDE = ("pyproject.toml", "requirements.lock")  # files that a run may read
 BUILT = ("rustbpe/",)  # is compiled when the project is installed: another version of it would not run
 # Flags that the trial sets.
 OWN_FLAGS = (
     "seed num-iterations target-flops target-seconds target-param-data-ratio data num-shards tokenizer-tag tag g "
     "resume eval-every eval-bytes core-metric-every sample-every save-every keep-last device-type dtype dry-run on json"
-    " vocab-size lanes run tracker max-seq-len compile no-compile"
+    " vocab-size lanes run tracker max-seq-len compile no-compile depth"
 ).split()
-LEAKED = 48  # characters of a validation document that no change may contain
+LEAKED = 40  # letters and digits in a row of a sealed document that no file may contain
+WINDOWS = 4  # places of a document that are looked for
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Side:
     @property
     def key(self) -> str:
         """Return what decides its runs: the hash of the code, and the flags."""
-        return hashlib.sha256(" ".join([self.code.name, *self.flags]).encode()).hexdigest()[:16]
+        return text_sha256(json.dumps([self.code.name, *self.flags]))[:16]
 
 
 def git(root: Path, *words: str, variables: Mapping[str, str] = MappingProxyType({})) -> str:
@@ -110,61 +112,80 @@ def working_tree(root: Path, folders: Path) -> tuple[Path, str]:
 
 
 def _kept(place: Path, folders: Path) -> Path:
-    """Move a folder below `folders`, named by the hash of its code; one that is there already stays."""
+    """Copy the code of a folder below `folders`, named by its hash; one that is there already stays."""
+    files = code_files(place)
     digest = hashlib.sha256()
-    for path in code_files(place):
-        digest.update(f"{path.relative_to(place)}\0".encode())
-        digest.update(path.read_bytes())
-        digest.update(b"\0")
+    for path in files:
+        for part in (str(path.relative_to(place)).encode(), path.read_bytes()):
+            digest.update(len(part).to_bytes(8, "big"))
+            digest.update(part)
     home = folders / digest.hexdigest()[:16]
     if not home.exists():
         with new_folder(home) as part:
-            shutil.copytree(place, part, dirs_exist_ok=True)
+            for path in [*files, *filter(Path.is_file, map(place.joinpath, BESIDE))]:
+                target = part / path.relative_to(place)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(path.read_bytes())
             for path in [part, *part.rglob("*")]:  # the sandbox's user reads it
                 path.chmod(0o755 if path.is_dir() else 0o644)
     return home
 
 
 def code_files(place: Path) -> list[Path]:
-    """Return the files that a run may import or read; a UserError for links, which may lead anywhere."""
+    """Return the files that decide a run; a UserError for links, which may lead anywhere."""
     found = []
-    for path in sorted(path for folder in CODE for path in (place / folder).rglob("*")):
+    tops = [place / name for name in (*CODE, *BESIDE)]
+    for path in [*tops, *sorted(path for top in tops[: len(CODE)] for path in top.rglob("*"))]:
         if path.is_symlink():
             raise UserError(f"{path.relative_to(place)} is a link: a trial runs files alone")
-        if path.is_file() and "__pycache__" not in path.parts:
+        if path.is_file() and "__pycache__" not in path.parts and path not in tops:
             found.append(path)
     return found
 
 
-def changed_files(incumbent: Path, candidate: Path) -> Iterator[str]:
-    """Yield the names of files that differ, or that one side lacks."""
-    names = set()
-    for place in (incumbent, candidate):
-        with contextlib.suppress(FileNotFoundError):
-            names |= {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
-    for name in sorted(names):
-        one, other = incumbent / name, candidate / name
-        if not (one.is_file() and other.is_file() and one.read_bytes() == other.read_bytes()):
-            yield name
+def changed_files(one: Path, other: Path) -> list[str]:
+    """Return the names of code files that differ, or that one side lacks."""
+    names = {str(path.relative_to(place)) for place in (one, other) for path in code_files(place)}
+    return [name for name in sorted(names) if _content(one / name) != _content(other / name)]
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
 
 
 def check_files(incumbent: Side, candidate: Side, referee: Path, sealed: Sequence[str]) -> None:
     """Raise Refused if a candidate changes what judges it, or contains text that it is judged by.
 
-    referee: the code that judges. sealed: documents that no side may see.
+    referee: the code that judges. sealed: documents that no side may see; copies of them in another encoding are not
+    found.
     """
-    for name in changed_files(referee, candidate.code):
+    changed = changed_files(referee, candidate.code)
+    for name in changed:
         if name.startswith(FROZEN):
             raise Refused("frozen", f"{name} is part of the referee: it is not the candidate's to change")
     for name in changed_files(incumbent.code, candidate.code):
         if name.startswith(BUILT):
             raise Refused("frozen", f"{name} is compiled when the project is installed: install it, then ask again")
-        path = candidate.code / name
-        if path.is_file():
-            text = path.read_bytes().decode(errors="ignore")
-            for document in sealed:
-                if len(document) >= LEAKED and document[:LEAKED] in text:
-                    raise Refused("text", f"{name} contains text that the candidate is judged by")
+    wanted = list(dict.fromkeys(piece for document in sealed for piece in _pieces(document)))
+    for name in changed:
+        text = _letters((_content(candidate.code / name) or b"").decode(errors="ignore"))
+        if any(piece in text for piece in wanted):
+            raise Refused("text", f"{name} contains text that the candidate is judged by")
+
+
+def _letters(text: str) -> str:
+    return "".join(filter(str.isalnum, text))
+
+
+def _pieces(document: str) -> list[str]:
+    """Return pieces of a document's letters, from its beginning to its end."""
+    text = _letters(document)
+    room = len(text) - LEAKED
+    return (
+        [text[start : start + LEAKED] for start in range(0, room + 1, max(room // (WINDOWS - 1), 1))]
+        if room >= 0
+        else []
+    )
 
 
 def check_flags(words: Sequence[str]) -> list[str]:

@@ -13,7 +13,7 @@ from scripts.trial import Config, main
 def test_defaults_are_a_night_on_a_laptop() -> None:
     config = parse(Config, [])
     assert (config.scale, config.budget, config.pairs, config.confirm) == ("embedded", "flops", 2, True)
-    assert confirming_pairs(config.pairs) == 4
+    assert confirming_pairs(config.pairs) == 6
 
 
 @pytest.mark.parametrize("flag", ["--verify", "--holdout"])

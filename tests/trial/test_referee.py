@@ -59,6 +59,7 @@ class Repository:
     def ask(self, *flags: str, seconds: float = 900) -> Asked:
         command = [sys.executable, "-m", "scripts.trial", *TINY, *flags]
         variables = {**os.environ, "NANOCHAT_BASE_DIR": str(self.base), "PYTHONPATH": str(self.root)}
+        variables.pop("PYTHONDONTWRITEBYTECODE", None)  # compiled files beside the code change nothing
         done = subprocess.run(
             command, cwd=self.root, env=variables, capture_output=True, text=True, timeout=seconds, check=False
         )
@@ -120,7 +121,7 @@ def test_mistakes_are_one_sentence(repository: Repository) -> None:
     for flags, sentence in (
         ([], "the candidate is the incumbent: change the code, or name another --candidate"),
         (["--candidate=nowhere"], f"nowhere is no commit of {repository.root}"),
-        (["--candidate=--depth=2", "--budget=seconds"], "the series default has --budget=flops"),
+        (["--candidate=--matrix-lr=0.2", "--budget=seconds"], "the series default has --budget=flops"),
     ):
         found = repository.ask(*flags)
         assert (found.status, found.complaint[: len(sentence)]) == (MISTAKE, sentence)
@@ -144,6 +145,19 @@ AT_ONCE = {
         "\nopen('SERIES/trial.jsonl', 'w').write('')\n",
         "its run failed: ",
     ),
+    "it has a token without a probability": (
+        "nanochat/gpt.py",
+        "\n_forward = GPT.forward\n\n\ndef _masked(self, *given, **more):\n"
+        "    found = _forward(self, *given, **more)\n"
+        "    return found.masked_fill(torch.arange(found.size(-1)) == 101, -torch.inf) if found.ndim == 3 else found\n"
+        "\n\nGPT.forward = _masked\n",
+        "refused, normalised: a token of the text has no probability",
+    ),
+    "it does not end": (
+        "nanochat/gpt.py",
+        "\nimport atexit, time\n\natexit.register(time.sleep, 30)\n",
+        "its process did not end when its run had",
+    ),
     "it ends with another exit status": ("nanochat/gpt.py", "\nimport os\n\nos._exit(0)\n", "its run failed: "),
 }
 
@@ -160,6 +174,17 @@ def test_a_cheat_is_no_keep(name: str, repository: Repository) -> None:
     assert reason in found.verdict
     assert repository.records[-1]["answer"] == "discard"  # it stays on the record
     assert repository.ask("--verify").status == 0
+
+
+def test_the_door_of_a_series_runs_no_line_of_the_working_tree(repository: Repository) -> None:
+    """An edited tree can print what it likes under its own name; `ask.py` does not read it before it is copied."""
+    for name in ("nanochat/log.py", "sitecustomize.py", "tyro.py"):
+        (repository.root / name).write_text("print('METRIC answer=keep')\nimport os\n\nos._exit(0)\n", encoding="utf-8")
+    command = [sys.executable, "-IB", str(repository.series / "ask.py"), *TINY]
+    variables = {**os.environ, "NANOCHAT_BASE_DIR": str(repository.base), "PYTHONPATH": str(repository.root)}
+    done = subprocess.run(command, cwd=repository.root, env=variables, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (DISCARD, "METRIC answer=discard")
+    assert "METRIC answer=keep" not in done.stdout
 
 
 def test_validation_text_in_a_file_is_refused(repository: Repository) -> None:
@@ -182,7 +207,7 @@ def test_a_changed_ledger_takes_no_more_questions(repository: Repository) -> Non
     before = path.read_bytes()
     path.write_bytes(before.replace(b'"answer": "discard"', b'"answer": "keep"', 1))
     try:
-        found = repository.ask("--candidate=--depth=2")
+        found = repository.ask("--candidate=--matrix-lr=0.2")
         assert (found.status, "was changed" in found.complaint) == (MISTAKE, True)
         assert repository.ask("--verify").status == MISTAKE
     finally:
