@@ -56,7 +56,7 @@ SCALES = {
         floor=3,
     ),
     "embedded": TrialScale(
-        "the embedded world, half a minute a run on two cores",
+        "the embedded world, about a minute a run on two cores",
         data="",
         vocab_size=1024,
         train_bytes=6_000_000,
@@ -73,9 +73,9 @@ SCALES = {
             "--total-batch-size": "2048",
         },
         depths=(4, 6),
-        flops=4e12,
-        steps=250,
-        seconds=30,
+        flops=3e12,
+        steps=200,
+        seconds=45,
         patience=900,
     ),
     "cpu": TrialScale(
