@@ -15,6 +15,7 @@ from tracks.golf.entries import SCALES, SEED_CODES, Trick, undo, with_flags
 
 SEED_NAME = "seed"  # of the row, in tags
 STRIDE = 128  # tokens; the seed's, with which all arms are scored
+SHAPE = ("--depth", "--width", "--head-dim", "--kv-heads")
 
 # The rates of matrices and of the embedding are those of the baselines, which were tuned at these scales.
 SEED_ROW: Flags = {
@@ -55,6 +56,11 @@ class Arm:
     instead: str  # what this arm has
     trick: Trick = field(default_factory=Trick)  # what undoes the claim in training
     stride: int | None = None  # of the score, where that alone differs: no run of its own
+
+    @property
+    def has_the_rows_shape(self) -> bool:
+        """True if a step should take about as long as one of the row."""
+        return self.trick.flags.keys().isdisjoint(SHAPE)
 
 
 ARMS = (

@@ -4,9 +4,13 @@ python -m tracks.golf.claims --plan                  what would run, and the hou
 python -m tracks.golf.claims --data=FOLDER
 python -m tracks.golf.claims --scale=embedded        200 kB and a minute a run; no network
 
-The row has all seeds, each arm the first one. A claim that one seed rejects, because it shows a loss, gets no more;
-all others get all seeds. Then the text to report is opened once, and the card is written. Run the same command again to
-resume.
+The baseline is the seed's row. It has all seeds, each arm the first one. Then there is an interim look: a claim that
+one seed rejects, because it shows a loss, gets no more; all others get all seeds. Then the reporting text is opened
+once, and the card is written. Run the same command again to resume.
+
+Runs end by the clock, so a machine that becomes slower changes scores. The order spreads the baseline's runs: the row
+with seed 1, all arms with seed 1, the row with its other seeds, the interim look, then the arms that go on, seed by
+seed. The card has the seconds per step of each arm and names those that differ from the row's.
 """
 
 from collections.abc import Iterator, Mapping
@@ -60,6 +64,17 @@ class Config(SeriesSettings):
 # ---- runs ----
 
 
+def validation_bytes(given: str, most: int) -> str:
+    """Return --eval-bytes of training: as given for the training runs, but no more than the selection text has."""
+    try:
+        size = int(float(given))
+    except (ValueError, OverflowError):
+        size = 0
+    if size < 1:
+        raise UserError(f"--eval-bytes={given} in --flags: write a number of bytes, 1 or more, or leave it out")
+    return str(min(size, most))
+
+
 def settle(config: Config) -> Config:
     """Return the config with everything chosen that was left open; a UserError for what cannot be."""
     words = words_of(config)
@@ -82,8 +97,7 @@ def settle(config: Config) -> Config:
 def run_flags(config: Config, arm: Arm | None) -> dict[str, str]:
     """Return the flags of the runs of an arm, or of the row."""
     flags = arm_flags(config.scale, arm, read_flags(words_of(config)))
-    # Validation during training reads no more than the text to choose by.
-    flags["--eval-bytes"] = str(min(int(flags["--eval-bytes"]), config.eval_bytes))
+    flags["--eval-bytes"] = validation_bytes(flags["--eval-bytes"], config.eval_bytes)
     del flags["--data"]
     return flags
 
@@ -102,7 +116,7 @@ def score_step(config: Config, run: str, text: TextName, strides: list[int]) -> 
 
 
 def run_steps(config: Config, arm: Arm | None, seed: int, strides: list[int]) -> Iterator[Step]:
-    """Yield the steps that train and pack a run, and score it on the text to choose by."""
+    """Yield the steps that train and pack a run, and score it on the selection text."""
     flags = run_flags(config, arm)
     plan = flags.pop("--plan")
     run = run_name(arm, seed)
@@ -117,15 +131,16 @@ def run_steps(config: Config, arm: Arm | None, seed: int, strides: list[int]) ->
 
 
 def steps(config: Config) -> Iterator[Step]:
-    """Yield all steps of the study."""
+    """Yield all steps of the study, in an order that spreads the row's runs (see the top of this file)."""
     arms = arms_of(config.arms)
     strides = strides_of(arms)
     yield tokenizer_step(config, config.data)
-    # The row's seeds show the noise of a run, beside which the first seed of an arm is seen.
-    for seed in range(1, config.seeds + 1):
-        yield from run_steps(config, None, seed, strides)
+    yield from run_steps(config, None, 1, strides)
     for arm in trained(arms):
         yield from run_steps(config, arm, 1, [STRIDE])
+    # The row's seeds show the noise of a run, beside which the first seed of an arm is seen.
+    for seed in range(2, config.seeds + 1):
+        yield from run_steps(config, None, seed, strides)
     counts = seed_counts(config.tag, arms, config.seeds)
     for seed in range(2, config.seeds + 1):
         for arm in trained(arms):
@@ -143,14 +158,24 @@ def steps(config: Config) -> Iterator[Step]:
 
 
 def open_report(config: Config, counts: Mapping[str, int]) -> None:
-    """Write down the verdicts before the text to report is opened; UserError if it was opened with other ones."""
-    found = read_study(config.tag, arms_of(config.arms), counts, "choose").verdicts()
-    chosen = {name: [one.verdict, one.seeds, config.eval_bytes] for name, one in found.items()}
+    """Write down the verdicts before the reporting text is opened; UserError if it was opened with other ones.
+
+    Runs are identified by the SHA-256 of their artifacts and of the selection text, by which they were judged.
+    """
+    study = read_study(config.tag, arms_of(config.arms), counts, "choose")
+    chosen = {
+        "eval_bytes": config.eval_bytes,
+        "text": study.outcomes[SEED_NAME][0].figure("SHA-256 of the text"),
+        "artifacts": {
+            name: [run.figure("SHA-256 of the artifact") for run in runs] for name, runs in study.outcomes.items()
+        },
+        "verdicts": {name: [one.verdict, one.seeds] for name, one in study.verdicts().items()},
+    }
     path = stage_dir(KIND, config.tag) / "chosen.json"
     if path.exists() and read_json(path) != chosen:
         raise UserError(
-            f"the text to report was opened when --tag={config.tag} had other runs, which are in {path}: use another"
-            " --tag"
+            f"the reporting text was opened when --tag={config.tag} had other runs or another selection text, whose"
+            f" SHA-256 are in {path}: use another --tag"
         )
     write_json(path, chosen)
 

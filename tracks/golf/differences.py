@@ -18,11 +18,12 @@ from nanochat.statistics import holm
 LEVEL = 0.05  # of an error of the first kind over the whole table, two-sided
 LOOKS = 2  # at the table: after one seed of each arm, and after all of them
 RULE = (
-    "Gain: bits per byte of what the arm has instead, minus those of the seed's row; above 0 the seed is right. ±: "
+    "Gain: bits per byte of what the arm has instead, minus those of the baseline, the seed's row; above 0 the seed is "
+    "right. ±: "
     "standard error, from the documents (paired within a seed) and from the runs (what neither arm nor seed explains). "
     f"A gain or a loss is shown if p, corrected for the arms (Holm) and for {LOOKS} looks at the table, is at most "
-    f"{LEVEL}, on the text to choose by. One seed rejects a claim if it shows a loss: that arm gets no further seeds, "
-    "and all others do. The other text was opened once, after all verdicts."
+    f"{LEVEL}, on the selection text. At the interim look one seed rejects a claim if it shows a loss: that arm gets "
+    "no further seeds, and all others do. The reporting text was opened once, after all verdicts."
 )
 
 Runs = Mapping[int, np.ndarray]  # seed -> bits of each document

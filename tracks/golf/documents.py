@@ -3,9 +3,9 @@
 python -m tracks.golf.documents --tag=golf-1 --strides=0,128
 python -m tracks.golf.documents --tag=golf-1 --text=report
 
-There are two texts that have no document in common: to choose by, the first bytes of validation, which training and
-packing also look at; and to report, the documents behind them. The loss is that of the scoring process
-(tracks/golf/score.py), which adds up all documents because its bytes count.
+There are two texts that have no document in common: the selection text (`choose`), the first bytes of validation, which
+training and packing also look at; and the reporting text (`report`), the documents behind them. The loss is that of
+the scoring process (tracks/golf/score.py), which adds up all documents because its bytes count.
 """
 
 import time
@@ -33,7 +33,7 @@ TextName = Literal["choose", "report"]
 
 @options("documents")
 class Config(TagSettings):
-    """Score an artifact document by document, on the text to choose by, or on the text to report."""
+    """Score an artifact document by document, on the selection text or on the reporting text."""
 
     tag = "golf"
     text: TextName = option("choose", "choose: the first bytes of validation; report: the documents behind them")
@@ -58,11 +58,11 @@ def documents_of(corpus: "Corpus", name: TextName, size: int) -> list[str]:
     found = first_documents(corpus.batches("val"), size)
     if name == "report":
         both = first_documents(corpus.batches("val"), 2 * size)
-        # The last document to choose by may be cut: its rest belongs to neither.
+        # The last document of the selection text may be cut: its rest belongs to neither.
         seen = set(found)
         found = [text for text in both[len(found) :] if text not in seen]
     if len(found) < LEAST:
-        where = "" if name == "choose" else " behind the text to choose by"
+        where = "" if name == "choose" else " behind the selection text"
         raise UserError(f"validation has {len(found)} documents{where}: use more text, or other --eval-bytes")
     return found
 
@@ -125,10 +125,13 @@ def main(config: Config) -> None:
     sums = outcome.folder / FILE
     write_json(sums, {"bytes": sizes, "nats": found})
     groups = {name: size for name, size in artifact.bytes.items() if name != "tokenizer"}
+    text_hash = text_sha256("\0".join(documents))
     outcome.metrics = {
         "Documents": len(documents),
         "Bytes of text": sum(sizes),
-        "Text": text_sha256("\0".join(documents))[:12],
+        "Text": text_hash[:12],
+        "SHA-256 of the text": text_hash,
+        "SHA-256 of the artifact": packed.artifacts[path.name],
         "Bytes": sum(groups.values()) + code_bytes(),
         **{f"Scoring seconds, stride {stride}": measured(value, spec=".1f") for stride, value in seconds.items()},
         **{name: packed.metrics[name] for name in ("Scale", "Steps", "Training seconds", "Packing seconds")},

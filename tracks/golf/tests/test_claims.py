@@ -13,13 +13,13 @@ import pytest
 from conftest import plant_world
 
 from nanochat.errors import UserError
-from nanochat.paths import hold_folder, read_json, write_json
+from nanochat.paths import hold_folder, read_json, read_sha256, write_json
 from tracks.golf import claims, verdicts
 
 STUDY = ["--scale=embedded", "--tag=tiny", "--out=tiny.md", "--vocab-size=300", "--arms=no-qat,no-overlap"]
 FLAGS = "--num-iterations=3 --depth=1 --width=32 --head-dim=16 --max-seq-len=128 --total-batch-size=256 --no-compile"
 FLAGS = [*FLAGS.split(), "--dtype=fp32", "--eval-every=0", "--eval-bytes=3000", "--seeds=2"]
-RUNS = ["seed-1", "seed-2", "no-qat-1", "no-qat-2"]
+RUNS = ["seed-1", "seed-2", "no-qat-1", "no-qat-2"]  # in the order of the scores to report
 
 
 def wait_for_lock(folder: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_study_is_stopped_resumed_and_written_once(series, base, tmp_path, tin
     done = re.findall(r"^== (.*): already finished$", ended.stdout, re.MULTILINE)
     assert done[:4] == ["tok_train", "seed-1-train", "seed-1-pack", "seed-1-choose"]
     ran = [step for step in [*done, *began(ended.stdout)] if step.endswith("-train")]
-    assert sorted(ran) == sorted(f"{run}-train" for run in RUNS)
+    assert ran == [f"{run}-train" for run in ("seed-1", "no-qat-1", "seed-2", "no-qat-2")]
     # Verdicts are written down before the text to report is opened.
     steps = began(ended.stdout)
     assert steps[-6:] == [*(f"{run}-report" for run in RUNS), "verdicts", "report"]
@@ -60,11 +60,12 @@ def test_a_study_is_stopped_resumed_and_written_once(series, base, tmp_path, tin
     assert "## Golf, the claims of its seed" in text
     table = [line.split(" | ") for line in text.splitlines() if "not distinguishable" in line or "| gains" in line]
     assert len([line for line in text.splitlines() if line.startswith(("| QAT in", "| score with"))]) == 2
-    assert all(len(cells) == 13 for cells in table)
+    assert len(table) == 2
+    assert all(len(cells) == 14 for cells in table)
     record = read_json(base / "golf_claims/tiny/outcome.json")
     assert record["metrics"]["Runs"] == 4
-    assert record["metrics"]["Seeds of the row"] == 2
-    texts = {record["metrics"][f"Text to {name}"].split(",")[0] for name in ("choose by", "report")}
+    assert record["metrics"]["Seeds of the baseline"] == 2
+    texts = {record["metrics"][f"Text for {name}"].split(",")[0] for name in ("selection", "reporting")}
     assert len(texts) == 2
 
     # Again: nothing is trained or counted twice, and the table is the same.
@@ -75,9 +76,26 @@ def test_a_study_is_stopped_resumed_and_written_once(series, base, tmp_path, tin
     # Scores that are gone are made again, from the same artifact.
     shutil.rmtree(base / "golf_documents/tiny-no-qat-2-choose")
     assert began(series("tracks.golf.claims", *STUDY, *FLAGS).stdout) == ["no-qat-2-choose", "verdicts", "report"]
-    # The text to report is opened once: other runs need another tag.
+    # The reporting text is opened once: other runs, or runs by another text, need another tag.
+    opened = "the reporting text was opened when --tag=tiny had other runs or another selection text, whose SHA-256"
     refused = series("tracks.golf.claims", *STUDY, *FLAGS[:-1], "--seeds=1", code=2)
-    assert "the text to report was opened when --tag=tiny had other runs" in refused.stderr
+    assert opened in refused.stderr
+    chosen = read_json(base / "claims/tiny/chosen.json")
+    artifacts = {run: read_sha256(base / f"golf_pack/tiny-{run}/artifact.golf") for run in RUNS}
+    assert chosen["artifacts"] == {
+        "seed": [artifacts["seed-1"], artifacts["seed-2"]],
+        "no-qat": [artifacts["no-qat-1"], artifacts["no-qat-2"]],
+    }
+    config = claims.settle(claims.Config(scale="embedded", tag="tiny", arms="no-qat,no-overlap", eval_bytes=3000))
+    counts = {"seed": 2, "no-qat": 2}
+    claims.open_report(config, counts)
+    for metric in ("SHA-256 of the artifact", "SHA-256 of the text"):
+        path = base / "golf_documents/tiny-seed-1-choose/outcome.json"
+        scored = read_json(path)
+        write_json(path, scored | {"metrics": scored["metrics"] | {metric: "0" * 64}})
+        with pytest.raises(UserError, match=opened):
+            claims.open_report(config, counts)
+        write_json(path, scored)
     path = base / "golf_documents/tiny-no-qat-1-choose/outcome.json"
     other = read_json(path)
     other["metrics"]["Text"] = "another"
@@ -85,8 +103,19 @@ def test_a_study_is_stopped_resumed_and_written_once(series, base, tmp_path, tin
     with pytest.raises(ValueError, match=r"the runs differ in Text \(.*\), and cannot be compared: use another --tag"):
         verdicts.main(verdicts.Config(tag="tiny", arms="no-qat,no-overlap", seeds=2))
     path.unlink()
-    with pytest.raises(ValueError, match="tiny-no-qat-1 has no scores of the text to choose: run tracks"):
+    with pytest.raises(ValueError, match="tiny-no-qat-1 has no scores of the selection text: run tracks"):
         verdicts.main(verdicts.Config(tag="tiny", arms="no-qat,no-overlap", seeds=2))
+
+
+def test_the_rows_runs_are_spread_over_the_first_seeds_of_the_arms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "seed_counts", lambda *_: {"seed": 3, "rope-all": 3, "xsa-4": 1, "no-qat": 3})
+    monkeypatch.setattr(claims, "open_report", lambda *_: None)
+    config = claims.settle(claims.Config(scale="embedded", tag="order", data="world", arms="rope-all,xsa-4,no-qat"))
+    runs = [step.name.removesuffix("-train") for step in claims.steps(config) if step.name.endswith("-train")]
+    assert runs == [
+        *("seed-1", "rope-all-1", "xsa-4-1", "no-qat-1", "seed-2", "seed-3"),
+        *("rope-all-2", "no-qat-2", "rope-all-3", "no-qat-3"),
+    ]
 
 
 def test_the_plan_tells_the_hours_and_starts_nothing(series, base) -> None:
@@ -111,6 +140,10 @@ MISTAKES = [
     ("--seed=4", "--seed differs between runs: use --seeds"),
     ("--without=smear", "--without differs between runs: use --arms"),
     ("--max-seq-len=64", "the row is scored with stride 128: --max-seq-len has to be 128 or more"),
+    ("--eval-bytes=-1", "--eval-bytes has to be 0 or more, not -1"),
+    ("--flags=--eval-bytes=-1", "--eval-bytes=-1 in --flags: write a number of bytes, 1 or more, or leave it out"),
+    ("--flags=--eval-bytes=0", "--eval-bytes=0 in --flags: write a number of bytes, 1 or more, or leave it out"),
+    ("--flags=--eval-bytes=few", "--eval-bytes=few in --flags: write a number of bytes, 1 or more, or leave it out"),
     ("--width=33", "--width=33 is not a multiple of --head-dim=16"),
     ("--scale=1gpu", "invalid choice '1gpu' for argument '--scale'"),
 ]

@@ -93,7 +93,7 @@ def test_a_verdict_is_made_by_the_corrected_p() -> None:
 def test_where_nothing_differs_few_tables_show_anything() -> None:
     """Six arms like the row, with noise of documents, of seeds and of runs: an error of the first kind in 5 %."""
     random = np.random.default_rng(3)
-    shown = 0
+    shown = below = 0
     for _ in range(400):
         by_seed = random.normal(0, 0.02, 3)
 
@@ -104,4 +104,6 @@ def test_where_nothing_differs_few_tables_show_anything() -> None:
 
         table = verdicts(made(), {str(number): made() for number in range(6)}, {}, SIZES)
         shown += any(one.verdict in ("gains", "loses") for one in table.values())
+        below += sum(one.p <= 0.05 for one in table.values())
     assert shown <= 400 * 0.08
+    assert 0.02 <= below / (400 * 6) <= 0.06  # p itself, of single arms

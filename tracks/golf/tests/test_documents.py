@@ -34,14 +34,14 @@ def test_documents_add_up_to_the_score(stride: int, rows: int) -> None:
     assert (found > 0).all()
 
 
-def test_the_text_to_report_is_behind_the_text_to_choose_by(tmp_path: Path) -> None:
+def test_the_reporting_text_is_behind_the_selection_text(tmp_path: Path) -> None:
     texts = ["one " * 10, "two " * 10, "three " * 10, "one " * 10, "four " * 10, "five " * 10, "six " * 10]
     corpus = text_corpus(tmp_path, [["training"], texts], group=2)
     choose = documents.documents_of(corpus, "choose", 130)
     assert choose == [*texts[:2], texts[2][:50]]  # 40 + 40 + 50 bytes
     # The rest of the cut document is left out, and so is what was seen before.
     assert documents.documents_of(corpus, "report", 130) == ["four " * 10, ("five " * 10)[:30]]
-    with pytest.raises(UserError, match="validation has 0 documents behind the text to choose by: use more text"):
+    with pytest.raises(UserError, match="validation has 0 documents behind the selection text: use more text"):
         documents.documents_of(corpus, "report", 10_000)
     with pytest.raises(UserError, match="validation has 1 documents: use more text, or other --eval-bytes"):
         documents.documents_of(corpus, "choose", 30)

@@ -16,7 +16,9 @@ SIZES = [100, 200, 300]  # bytes of the documents
 ARMS = "rope-all,layers-9,no-overlap"
 
 
-def leave_scores(name: str, seed: int, bpb: float, text: str, size: int = 900_000, overlap: float = 0.0) -> None:
+def leave_scores(
+    name: str, seed: int, bpb: float, text: str, size: int = 900_000, overlap: float = 0.0, steps: int = 1000
+) -> None:
     """Write the scores of a run, as tracks.golf.documents does; rows that do not overlap are worse by `overlap`."""
     one = {
         "Scale": "cpu",
@@ -24,7 +26,7 @@ def leave_scores(name: str, seed: int, bpb: float, text: str, size: int = 900_00
         "Documents": 3,
         "Bytes of text": 600,
         "Bytes": size,
-        "Steps": 1000,
+        "Steps": steps,
         "Training seconds": 560.0,
         "Packing seconds": 10.0,
         "Scoring seconds, stride 128": 20.0,
@@ -56,18 +58,39 @@ def test_gains_losses_and_what_cannot_be_told_are_in_the_table(base: Path) -> No
     assert rope[:3] == ["RoPE on half of the channels", "0.15 bpb", "all channels"]
     assert rope[3] == pytest.approx(0.15)
     assert rope[6] == pytest.approx(0.15)
-    assert rope[8:] == [3, 1000, 570, 900_000, "gains"]
+    assert rope[8:] == [3, 1000, 0.56, 570, 900_000, "gains"]
     assert layers[3] == pytest.approx(-0.201)  # beside the row's first seed
-    assert layers[8:] == [1, 1000, 570, 1_000_007, "loses; 7 bytes over the budget"]
+    assert layers[8:] == [1, 1000, 0.56, 570, 1_000_007, "loses; 7 bytes over the budget"]
     assert overlap[3] == pytest.approx(0.05)
-    assert overlap[9:11] == [1000, 11]
-    assert overlap[12] == "gains"
+    assert overlap[9:12] == [1000, 0.56, 11]
+    assert overlap[13] == "gains"
     figures = record["metrics"]
-    assert figures["bpb of the row, text to choose by"]["value"] == pytest.approx(2.0)
-    assert figures["bpb of the row, text to report"]["value"] == pytest.approx(1.7)
-    assert figures["Text to report"] == "report, 3 documents, 600 bytes"
+    assert figures["bpb of the baseline, text for selection"]["value"] == pytest.approx(2.0)
+    assert figures["bpb of the baseline, text for reporting"]["value"] == pytest.approx(1.7)
+    assert figures["Text for reporting"] == "report, 3 documents, 600 bytes"
     assert figures["Runs"] == 7
+    assert (figures["Steps"], figures["Seconds per step"]["value"]) == (1000, pytest.approx(0.56))
     assert figures["Hours of training and packing"]["value"] == pytest.approx(7 * 570 / 3600)
+
+
+def test_an_arm_whose_steps_took_another_time_than_those_of_the_same_seeds_is_named(base: Path) -> None:
+    for text in ("choose", "report"):
+        # The machine was slower for all later seeds: what both have is not named, nor another shape.
+        for seed, steps in ((1, 1000), (2, 800), (3, 800)):
+            leave_scores("seed", seed, 2.0, text, steps=steps)
+            leave_scores("rope-all", seed, 2.0, text, steps=steps - 40)
+            leave_scores("no-gain", seed, 2.0, text, steps=steps - 70)
+            leave_scores("uniform", seed, 2.0, text, steps=steps + 70)
+            leave_scores("layers-9", seed, 2.0, text, steps=steps - 100)
+    names = "rope-all,no-gain,uniform,layers-9,no-overlap"
+    verdicts.main(verdicts.Config(tag="made", arms=names))
+    [table] = read_json(base / "golf_claims/made/outcome.json")["tables"]
+    said = [row[-1].rpartition("; ")[2] for row in table["rows"] if "per step" in row[-1]]
+    assert said == [
+        "8.8 % more seconds per step than the baseline",  # 2600 / 2390
+        "7.5 % fewer seconds per step than the baseline",  # 2600 / 2810
+    ]
+    assert [row[0] for row in table["rows"] if "per step" in row[-1]] == ["QK gain from 1.75", "orthogonal init"]
 
 
 def test_scores_without_a_stride_are_refused(base: Path) -> None:
