@@ -1,10 +1,11 @@
-"""How often topics by rules, or by a teacher, are those that a person gave 300 conversations by hand.
+"""How often topics by rules, or by a teacher, are those that a language model gave 300 conversations.
 
 python -m tracks.chatdata.agreement                                          the rules
 python -m tracks.chatdata.agreement --teacher=http://host:port/v1 --teacher-model=NAME
 python -m tracks.chatdata.agreement --draw=rows.tsv                          write the rows with their texts, to read
 
-The conversations are in the mirror of public data sets, NANOCHAT_HUB.
+The model that labelled them also wrote the rules, so the agreement of the rules is an upper bound: a person is expected
+to agree with them less often. The conversations are in the mirror of public data sets, NANOCHAT_HUB.
 """
 
 import math
@@ -22,7 +23,7 @@ from tracks.chatdata.topics import TOPICS, topic_of_row
 
 @options("labels")
 class Config(TeacherSettings):
-    """Compare topics with those that a person gave 300 conversations by hand."""
+    """Compare topics with those that a language model, which also wrote the rules, gave 300 conversations."""
 
     draw: str = option("", "write the conversations to label to this file, with their texts, and compare nothing")
 
@@ -55,7 +56,7 @@ def score_table(rows: Sequence[Record]) -> Record:
             ]
             right = mean_estimate([float(label == found) for label, found in pairs])
             cells.append((half, name, len(pairs), str(right), str(kappa(pairs))))
-    return table_of("Agreement with labels by hand", "Half | Rows | Count:,d | Accuracy | Kappa", cells)
+    return table_of("Agreement with labels of a language model", "Half | Rows | Count:,d | Accuracy | Kappa", cells)
 
 
 def confusion_table(rows: Sequence[Record], half: str) -> Record:
@@ -63,7 +64,7 @@ def confusion_table(rows: Sequence[Record], half: str) -> Record:
     counts = Counter((row["label"], row["topic"]) for row in rows if row["half"] == half)
     found = [*TOPICS, *sorted({topic for _, topic in counts} - {*TOPICS})]  # a teacher may have no answer
     cells = [[label, *(counts[label, topic] for topic in found)] for label in TOPICS]
-    return table_of(f"Half {half}: label by hand, and topic found", " | ".join(["Label", *found]), cells)
+    return table_of(f"Half {half}: label, and topic found", " | ".join(["Label", *found]), cells)
 
 
 def write_rows(path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Rows of public data sets whose topics a person has labelled, in topic_labels.tsv by data set and number of the row.
+"""Rows of public data sets whose topics a language model has labelled, in topic_labels.tsv by data set and row.
+
+The same model wrote the rules that these labels measure, and no person has labelled a row: how often both agree is an
+upper bound of how often the rules would agree with a person.
 
 The rows were drawn by `draw`, at random from each stratum, and half of each stratum is for tuning the rules: the other
 half was labelled after the rules were written, and is for measuring. The texts are in the mirror alone (NANOCHAT_HUB).

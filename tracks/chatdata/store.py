@@ -59,7 +59,7 @@ REPORT = {
         "Bucket | Topic | Rows in:,d | Rows:,d | Tokens:,d | Share of rows:.1%",
         """SELECT bucket, topic, count(*), sum(reason = ''), sum(tokens * (reason = '')),
         1.0 * sum(reason = '') / max(1, sum(sum(reason = '')) OVER ()) FROM rows WHERE topic <> ''
-        GROUP BY bucket, topic ORDER BY bucket, topic""",
+        AND bucket IN (SELECT value FROM json_each(:tagged)) GROUP BY bucket, topic ORDER BY bucket, topic""",
     ),
     "Filters": (
         "Filter | Rows in:,d | Rows out:,d",
@@ -185,15 +185,22 @@ def write_output(table: sqlite3.Connection, folder: Path, origin: Callable[[str]
 
 
 def report(table: sqlite3.Connection, settings: FilterSettings) -> list[Record]:
-    """Return the tables for the report card, those without rows left out.
+    """Return the tables for the report card, those without rows left out: *Topics* has tagged buckets alone.
 
     Buckets with other filters than the rest have a table *Filters of BUCKET*.
     """
     lists = _filter_lists(table, settings)
+    # Rows may have topics that nobody has asked for.
+    tagged = [
+        bucket
+        for bucket in chain.from_iterable(lists.values())
+        if settings.topics or settings.is_split(settings.origin(bucket))
+    ]
     tables = []
     for title, (columns, query) in REPORT.items():
         for filters, buckets in lists.items() if title == "Filters" else [((), [])]:
-            rows = table.execute(query, {"filters": json.dumps(filters), "buckets": json.dumps(buckets)}).fetchall()
+            chosen = {"filters": filters, "buckets": buckets, "tagged": tagged}
+            rows = table.execute(query, {name: json.dumps(names) for name, names in chosen.items()}).fetchall()
             own_title = f"{title} of {', '.join(buckets)}" if buckets and len(lists) > 1 else title
             if rows:
                 tables.append(table_of(own_title, columns, rows))

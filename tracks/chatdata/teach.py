@@ -13,7 +13,7 @@ from pathlib import Path
 from nanochat.chat import check_conversation, has_tool_turns
 from nanochat.config import option, options, run_script
 from nanochat.errors import UserError
-from nanochat.log import Record
+from nanochat.log import Record, print0
 from nanochat.paths import write_jsonl
 from tracks.chatdata.teacher import Teacher, TeacherSettings, answer, check_choices, topic, translate
 
@@ -36,6 +36,25 @@ class Config(TeacherSettings):
             raise UserError(f"{' and '.join(chosen)} cannot be combined: run the command once for each")
 
 
+def name_topics(teacher: Teacher, rows: list[Record]) -> list[Record]:
+    """Return all rows, each with the topic that the teacher names; one that it cannot name has none.
+
+    The rules of tracks.chatdata.chats --topics tag such a row.
+    """
+    numbered = [{"number": number, "messages": row["messages"]} for number, row in enumerate(rows)]
+    named = {one["number"]: one["topic"] for one in teacher.map(topic, numbered)}
+    found = []
+    for number, row in enumerate(rows):
+        tagged = {key: value for key, value in row.items() if key != "topic"}
+        if number in named:
+            tagged["topic"] = named[number]
+        found.append(tagged)
+    lacking = len(rows) - len(named)
+    if lacking:
+        print0(f"rows without a topic, which tracks.chatdata.chats tags by rules: {lacking:,}")
+    return found
+
+
 def main(config: Config) -> None:
     from tasks import TASKS
     from tracks.chatdata.sources import open_sources
@@ -51,16 +70,18 @@ def main(config: Config) -> None:
             if has_tool_turns(conversation):
                 raise UserError(f"row {number}, from {row['source']}: it has turns of tools, which no teacher writes")
             rows.append(row)
+    teacher = Teacher(config)
+    if config.topics:
+        write_jsonl(Path(config.out), name_topics(teacher, rows))
+        return
     work: Callable[[Teacher, Record], Record]
     if config.check_choices:
         work = check_choices
-    elif config.topics:
-        work = topic
     elif config.language:
         work = partial(translate, language=config.language)
     else:
         work = answer
-    write_jsonl(Path(config.out), Teacher(config).map(work, rows))
+    write_jsonl(Path(config.out), teacher.map(work, rows))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from nanochat.log import Record
 from nanochat.statistics import Estimate
 
+LEFT_OUT = "left_out.json"  # in the folder of a lab: its broken runs, for leaderboards
 WINDOW = 32  # steps before a spike
 SPIKE = 6.0  # deviations of the window
 LASTING = 3  # steps of a spike that breaks a run

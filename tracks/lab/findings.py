@@ -33,10 +33,9 @@ from nanochat.report.card import cost
 from nanochat.report.compare import Answers, read_answers
 from nanochat.statistics import Estimate, mean_estimate, measured
 from tracks.lab import significance
-from tracks.lab.alarms import Alarm, alarms
+from tracks.lab.alarms import LEFT_OUT, Alarm, alarms
 from tracks.lab.sweep import BPB, STAGES, Run, Spec, base_step, run_steps
 
-LEFT_OUT = "left_out.json"
 COLLAPSED = 0.95  # share of equal answers
 LONGEST = 160  # characters of a reason
 LAST_WORDS = re.compile(r"[eE]rror: |Signal \d+ \(")  # as a script says why it ends, or torchrun why a rank has
@@ -245,7 +244,11 @@ def verdicts_on(spec: Spec, results: Results) -> list[significance.Recommendatio
     verdicts = significance.recommend(gains, spec.scaled, alone)
     fresh = [result for result in results if result.run.seed in spec.confirm_seeds]
     again = {(result.base, result.run.mix) for result in fresh}
-    return significance.confirm(verdicts, gains, differences(trainings(fresh, spec.dev), spec.reference), again)
+    verdicts = significance.confirm(verdicts, gains, differences(trainings(fresh, spec.dev), spec.reference), again)
+    broken: dict[tuple[str, str], list[bool]] = {}
+    for result in results:
+        broken.setdefault((result.base, result.run.mix), []).append(bool(result.broken))
+    return significance.count_broken(verdicts, broken, spec.reference)
 
 
 def runs_to_confirm(spec: Spec, results: Results) -> list[Run]:

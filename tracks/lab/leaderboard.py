@@ -6,13 +6,15 @@ python -m tracks.lab.leaderboard --suite=GSM8K --runs="chat_eval_sft/mix-*,chat_
 Models are compared by the questions that they have all been asked. The second table says on which benchmarks they
 differ by more than chance: the others do not tell these models apart, however their scores are ordered. Errors are
 those of questions: whether another training of the same model would score alike, a leaderboard cannot say. Runs that a
-lab has left out, as they failed or have an alarm, are named with the reason, and have no place.
+lab has left out, as they failed or have an alarm, are named with the reason, and have no place, unless they were
+evaluated again since then.
 """
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from fnmatch import fnmatch
 from typing import TYPE_CHECKING
 
@@ -102,13 +104,28 @@ def rows_of(
     return sorted(rows, key=lambda row: row.mean().value, reverse=True), left_out
 
 
-def broken_runs() -> dict[str, tuple[str, str]]:
-    """Return the models that labs have left out as failed or broken: the evaluation, as STAGE/TAG, and the reason."""
+@dataclass(frozen=True)
+class LeftOut:
+    """A model that a lab has left out as failed or broken."""
+
+    evaluation: str  # STAGE/TAG
+    reason: str
+    since: float  # when the lab has written it, in seconds of the clock
+
+    def covers(self, evaluation: Outcome) -> bool:
+        """Return True for an evaluation from before the lab left the model out: later ones are not what it judged."""
+        return datetime.fromisoformat(evaluation.timestamp).timestamp() <= self.since
+
+
+def broken_runs() -> dict[str, LeftOut]:
+    """Return the models that labs have left out, by name."""
+    from tracks.lab.alarms import LEFT_OUT  # slow
+
     found = {}
-    for path in sorted(base_dir().glob("lab/*/left_out.json")):
+    for path in sorted(base_dir().glob(f"lab/*/{LEFT_OUT}"), key=lambda path: path.stat().st_mtime):
         for name, reason in read_json(path).items():
             stage, _, tag = name.partition("/")
-            found[f"{source_of(stage)}:{tag}"] = (name, reason)
+            found[f"{source_of(stage)}:{tag}"] = LeftOut(name, reason, path.stat().st_mtime)
     return found
 
 
@@ -178,19 +195,21 @@ def main(config: Config) -> None:
     patterns = [pattern for pattern in config.runs.split(",") if pattern]
     broken = broken_runs()
     evaluations = []
-    unfit = {name for name in broken if is_asked_for(broken[name][0], patterns)}
+    unfit = {name for name in broken if is_asked_for(broken[name].evaluation, patterns)}
+    judged = set()  # models with an evaluation that counts
     for one in sorted(read_outcomes(base_dir()), key=lambda one: one.timestamp):
         if is_asked_for(f"{one.stage}/{one.tag}", patterns):
             model, *_ = model_of(one).split()  # as it is rounded or not
-            if model in broken:
+            if model in broken and broken[model].covers(one):
                 unfit.add(model)
-            else:
-                evaluations.append(one)
+                continue
+            judged.add(model)
+            evaluations.append(one)
     outcome = Outcome.begin("leaderboard", config.tag, config)
     models = {(one.stage, one.tag): model_of(one) for one in evaluations}
     found = [one for one in decisions(base_dir(), evaluations) if one["task"] in suite]
     rows, left_out = rows_of(found, models, suite)
-    left_out |= {model: broken[model][1] for model in sorted(unfit)}
+    left_out |= {model: broken[model].reason for model in sorted(unfit - judged)}
     for model, reason in left_out.items():
         print0(f"leaderboard: {model} is left out: {reason}")
     if len(rows) < 2:

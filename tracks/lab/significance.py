@@ -14,6 +14,7 @@ same base: (base, mix, benchmark) -> Difference; the reference itself has none.
 - confirm(verdicts, gains, fresh, again): the verdicts, those to keep a mix confirmed on other seeds.
 - recommend(table, scaled, alone): a verdict and the reason for each base and mix of an adjusted table, by RULE; the
   reason also names a mix that is shown to help one base only, of several, or one training of it.
+- count_broken(verdicts, broken, reference): the verdicts with the runs that broke; too many, and a mix is not kept.
 - smallest_difference(questions, seeds, repeats, arms, tests): shown with 80 % power, under ASSUMED.
 - smallest_of_pairs(seeds, tests): the same for contrast_of_pairs, in deviations.
 - best_by_luck(seeds): the expected best of equally good seeds.
@@ -31,7 +32,8 @@ import numpy as np
 from nanochat.statistics import holm
 
 LEVEL = 0.05  # of an error of the first kind, two-sided
-LEAST_ERROR = 1e-9  # bits per byte, of a mean over seeds
+LEAST_SPREAD = 1e-9  # bits per byte, between seeds: anything smaller is rounding
+MOST_BROKEN = 0.25  # share of an arm's runs; beyond it, those that are left do not speak for the mix
 POWER = 0.8
 # Assumed before anything is measured.
 ACCURACY = 50  # has the largest spread
@@ -48,7 +50,8 @@ RULE = (
     "no gain: drop. Both: trade-off, for a person to decide. Neither: not distinguishable, so scale up and evaluate "
     "again; in a lab at full size (scaled) drop, since no gain is shown. With confirm_seeds, a mix to be kept has to "
     "show its gains on them again. With replicas, p and the errors are over the trainings of a base. Bits per byte are "
-    "compared seed by seed, and fewer are a gain."
+    "compared seed by seed, and fewer are a gain. A mix of which more than a quarter of the runs broke is not kept, "
+    "but a trade-off."
 )
 # Whatever a mix is shown to do -> verdict.
 VERDICTS = {"gain": "keep", "harm": "drop", "gain, harm": "trade-off"}
@@ -78,6 +81,10 @@ class Difference:
     in_bits: bool = False  # bits per byte, of which fewer are better; else points
 
     def __str__(self) -> str:
+        if self.in_bits and self.error == 0:
+            if abs(self.mean) < LEAST_SPREAD:
+                return "the same bits per byte, seed by seed"
+            return f"{self.mean:+.4f} bits per byte with every seed: seeds change nothing, so nothing is shown"
         if self.in_bits:
             return f"{self.mean:+.4f} ± {self.error:.4f} bits per byte (corrected p {self.adjusted:.2g})"
         return f"{self.mean:+.1f} ± {self.error:.1f} points (corrected p {self.adjusted:.2g})"
@@ -187,9 +194,10 @@ def contrast_over_trainings(
 def contrast_of_pairs(cells: Mapping[str, Scores], plus: Sequence[str], minus: Sequence[str] = ()) -> Difference:
     """Return the sum of the bits per byte of some arms, less those of others, seed by seed: a paired t test.
 
-    cells: (seeds, 1), the same seeds in all arms; nan for a run that was left out, which takes its seed along in all
-    arms. Runs with the same seed begin with the same weights, if shapes agree, and read text in the same order. The
-    text that is scored is the same for all, and no sample of others here.
+    cells: (seeds, 1), the same seeds in all arms; nan for a run that was left out, whose seed is then lost to each sum
+    with its arm. Seeds that change nothing show nothing: the error is 0 and p is 1, without an interval. Runs with the
+    same seed begin with the same weights, if shapes agree, and read text in the same order. The text that is scored is
+    the same for all, and no sample of others here.
     """
     from scipy.special import stdtr, stdtrit
 
@@ -202,8 +210,10 @@ def contrast_of_pairs(cells: Mapping[str, Scores], plus: Sequence[str], minus: S
     freedom = len(whole) - 1
     if not freedom:
         return Difference(mean, math.nan, math.nan, math.nan, 0, 1.0, in_bits=True)
-    # Runs that agree to the last digit are no sign of an effect.
-    error = max(float(whole.std(ddof=1)) / math.sqrt(len(whole)), LEAST_ERROR)
+    spread = float(whole.std(ddof=1))
+    if spread < LEAST_SPREAD:
+        return Difference(mean, 0.0, math.nan, math.nan, freedom, 1.0, in_bits=True)
+    error = spread / math.sqrt(len(whole))
     half = error * float(stdtrit(freedom, 1 - LEVEL / 2))
     p = 2 * float(stdtr(freedom, -abs(mean) / error))
     return Difference(mean, error, mean - half, mean + half, freedom, p, in_bits=True)
@@ -281,6 +291,27 @@ def confirm(
             found.append(replace(one, reason=f"{one.reason}; confirmed on other seeds: {reason}"))
         else:
             found.append(replace(one, verdict=UNCONFIRMED, reason=f"not shown on other seeds: {reason}; {one.reason}"))
+    return found
+
+
+def count_broken(
+    verdicts: Sequence[Recommendation], broken: Mapping[tuple[str, str], Sequence[bool]], reference: str
+) -> list[Recommendation]:
+    """Return the verdicts with the runs that broke in their reasons; none is to keep a mix that breaks too often.
+
+    broken: base and mix -> for each run, whether it is left out.
+    """
+    found = []
+    for one in verdicts:
+        own = broken[one.base, one.mix]
+        if sum(own):
+            one = replace(one, reason=f"{one.reason}; {sum(own)} of {len(own)} runs broke")
+        if one.verdict == "keep" and sum(own) > MOST_BROKEN * len(own):
+            one = replace(one, verdict="trade-off", reason=f"{one.reason}, too many to keep it")
+        others = broken[one.base, reference]
+        if sum(others):
+            one = replace(one, reason=f"{one.reason}; {sum(others)} of {len(others)} runs of {reference} broke")
+        found.append(one)
     return found
 
 

@@ -351,6 +351,12 @@ def _pretraining_mistakes(spec: Spec) -> list[str]:
     words = {"flags": spec.flags} | {f"the mix {mix}": text for mix, text in spec.mixes.items()}
     for place, text in words.items():
         found += [f"{place} has {flag}, which the lab sets itself" for flag in _flags_in(text) if flag in LAB_FLAGS]
+    if BPB in spec.dev:
+        found += [
+            f"the mix {mix} has --eval-bytes, but {BPB} of all mixes is measured on the same bytes: set it in flags"
+            for mix, text in spec.mixes.items()
+            if "--eval-bytes" in _flags_in(text)
+        ]
     texts = {_flags_in(f"{spec.flags} {text}").get("--data", "auto") for text in spec.mixes.values()}
     if BPB in spec.dev and len(texts) > 1 and not spec.text:
         found.append(f"mixes with other --data need text: the one on which {BPB} of all is measured")

@@ -1,4 +1,4 @@
-"""Agreement with labels by hand: kappa against values worked out by hand, and the tables of real rows."""
+"""Agreement with the labels: kappa against values worked out by hand, and the tables of real rows."""
 
 import math
 

@@ -137,7 +137,7 @@ def test_a_bucket_is_split_by_topic_and_daily_keeps_its_noise(here, base, tmp_pa
     assert [row["messages"] for row in daily] == [rows[2]["messages"], noisy["messages"]]
     assert {(row["bucket"], row["topic"]) for row in daily} == {("web-daily", "daily")}
     assert "topic" not in next(read_jsonl(folder / "other-00000.jsonl", dict))
-    counted = [row[:4] for row in tables(folder)["Topics"] if row[0] != "other"]
+    counted = [row[:4] for row in tables(folder)["Topics"]]  # not of other, whose topics nobody has asked for
     assert counted == [
         ["web-code", "code", 1, 1],
         ["web-daily", "daily", 2, 2],
@@ -153,6 +153,9 @@ def test_a_bucket_is_split_by_topic_and_daily_keeps_its_noise(here, base, tmp_pa
     kept = list(read_jsonl(base / "chats/tagged/web-00000.jsonl", dict))
     assert [row["topic"] for row in kept] == ["code", "medical", "daily", "daily", "science"]
     assert {row["bucket"] for row in kept} == {"web"}
+    assert sum(row[2] for row in tables(base / "chats/tagged")["Topics"]) == 5
+    here(SCRIPT, f"--sources=web={web}", "--filters=turns", "--tag=plain")
+    assert "Topics" not in tables(base / "chats/plain")
 
 
 def test_a_manifest_from_before_a_setting_counts_as_its_default(here, base, tmp_path) -> None:

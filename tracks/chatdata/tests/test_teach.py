@@ -73,3 +73,17 @@ def test_a_teacher_names_topics_and_its_word_counts(tmp_path, here, base) -> Non
     tagged = list(read_jsonl(out, dict))
     assert [row["topic"] for row in tagged] == ["daily", "science"]
     assert [row["messages"] for row in tagged] == [row["messages"] for row in rows]
+
+
+def test_a_row_that_the_teacher_cannot_name_is_kept_for_the_rules(tmp_path, here, base) -> None:
+    rows = [made_chat("How are you?", "Well.", topic="code"), made_chat("What is a star?", "A sun.", number=7)]
+    chats, out = tmp_path / "chats.jsonl", tmp_path / "tagged.jsonl"
+    chats.write_text("\n".join(map(json.dumps, rows)))
+    command = ("tracks.chatdata.teach", "--topics", f"--sources=b=json:{chats}", f"--out={out}")
+    with teaching(lambda text: completion("Verdict: science" if "star" in text else "I am not sure.")) as served:
+        printed = here(*command, *served.flags).stdout
+    first, second = read_jsonl(out, dict)
+    assert "topic" not in first
+    assert (second["topic"], second["number"]) == ("science", 7)
+    assert [row["messages"] for row in (first, second)] == [row["messages"] for row in rows]
+    assert "rows without a topic, which tracks.chatdata.chats tags by rules: 1" in printed

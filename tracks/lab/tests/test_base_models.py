@@ -105,6 +105,7 @@ def test_what_makes_no_sense_for_base_models(base: Path) -> None:
         ("--weight-decay=0", "--seed=3 --data=climbmix"),
         ('dev = ["bpb", "world_people"]', 'dev = ["bpb"]'),
         ("[mixes]", 'minimal = ["ARC-Easy"]\n[mixes]'),
+        ("--window-pattern=L", "--window-pattern=L --eval_bytes=4000"),
     )
     found = mistakes(spec)
     for sentence in (
@@ -119,6 +120,7 @@ def test_what_makes_no_sense_for_base_models(base: Path) -> None:
         "base models are scored without sampling: of [sampling] keep max_problems alone",
         "bpb cannot be held out: runs measure it while they train",
         "the mix same has --seed, which the lab sets itself",
+        "the mix better has --eval-bytes, but bpb of all mixes is measured on the same bytes: set it in flags",
         "mixes with other --data need text: the one on which bpb of all is measured",
     ):
         assert [one for one in found if one.startswith(sentence)], sentence
@@ -190,6 +192,9 @@ def test_a_broken_run_takes_its_pair_along(base: Path) -> None:
     assert gains["default", "better", "bpb"].freedom == 1
     assert gains["default", "better", "bpb"].mean == pytest.approx(-0.05, abs=0.005)
     assert (gains["default", "same", "bpb"].freedom, gains["default", "same", "bpb"].p) == (0, 1.0)
+    reasons = {one.mix: one.reason for one in findings.verdicts_on(spec, results)}
+    assert reasons["better"].endswith("; 1 of 3 runs of plain broke")
+    assert reasons["same"].endswith("; 1 of 3 runs broke; 1 of 3 runs of plain broke")
     findings.write_report(spec, begin(spec), results, [])
     assert read_json(base / "lab/lab/left_out.json") == {f"base_eval/{tag}": reason for tag, reason in broken.items()}
     tables = {table["title"]: table["rows"] for table in read_json(base / "lab/lab/outcome.json")["tables"]}

@@ -136,6 +136,18 @@ def test_a_keep_is_confirmed_on_seeds_of_its_own(again: str, base) -> None:
     assert kept == ({"plain", "good"} if again == "good" else {"plain"})
 
 
+def test_a_mix_that_loses_many_runs_is_not_kept(base) -> None:
+    """It gains as before in the runs that are left."""
+    spec = read_lab(base, {"seeds = [1, 2]": "seeds = [1, 2, 3, 4]", '["one", "two"]': '["one"]'})
+    make_lab(base, spec)
+    for seed, verdict in ((1, "keep"), (2, "trade-off")):
+        shutil.rmtree(base / f"chat_sft/lab-one-good-1-{seed}")
+        [found] = [one for one in findings.verdicts_on(spec, results_of(spec)) if one.mix == "good"]
+        assert found.verdict == verdict
+        assert f"; {seed} of 4 runs broke" in found.reason
+    assert {result.run.mix for result in findings.recommended(spec, results_of(spec))} == {"plain"}
+
+
 def test_scores_are_those_of_the_files(base, spec) -> None:
     found = findings.trainings(results_of(spec), [*spec.dev, *spec.stable, "not asked yet"])
     [group] = found["two", "World-Facts"]

@@ -1,6 +1,7 @@
 """The leaderboard: order and errors, who is left out, and benchmarks that do not tell models apart."""
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -148,3 +149,13 @@ def test_runs_that_a_lab_has_left_out_have_no_place(tmp_path: Path, monkeypatch:
         ["sft:mix-lost", "error: no"],
     ]
     assert record["metrics"]["Left out"] == 2
+    # Evaluated again after the lab has left it out.
+    outcome = Outcome.begin("chat_eval_sft", "mix-alarm", Config(suite="GSM8K", tag="mix-alarm"))
+    outcome.add_artifact(tmp_path / "chat_eval_sft/mix-alarm/GSM8K.jsonl")
+    time.sleep(0.01)  # the record has milliseconds
+    outcome.write()
+    main(Config(suite="GSM8K", runs="chat_eval_sft/mix-*"))
+    record = read_json(tmp_path / "leaderboard/leaderboard/outcome.json")
+    tables = {table["title"]: table["rows"] for table in record["tables"]}
+    assert [row[0] for row in tables["Leaderboard"]] == ["sft:mix-alarm", "sft:mix-b", "sft:mix-a"]
+    assert tables["Left out"] == [["sft:mix-lost", "error: no"]]

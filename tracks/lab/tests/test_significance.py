@@ -391,8 +391,36 @@ def test_pairs_by_hand() -> None:
     assert str(replace(one, adjusted=0.5)) == "-0.2000 ± 0.0577 bits per byte (corrected p 0.5)"
     assert math.isnan(significance.contrast_of_pairs(cells, ["lost"], ["plain"]).mean)
     same = significance.contrast_of_pairs(cells, ["plain"], ["plain"])
-    assert (same.mean, same.p) == (0, 1)
+    assert (same.mean, same.p, str(same)) == (0, 1, "the same bits per byte, seed by seed")
     shown = significance.adjust({("b", "m", "bpb"): replace(one, p=0.001), ("b", "n", "x"): replace(one, p=0.001)})
     assert shown["b", "m", "bpb"].shown == "gain"
     more = significance.adjust({("b", "m", "bpb"): replace(one, mean=0.2, p=0.001)})
     assert more["b", "m", "bpb"].shown == "harm"
+
+
+def test_seeds_that_change_nothing_show_nothing() -> None:
+    cells = {"plain": np.full((4, 1), 1.3), "mix": np.full((4, 1), 1.1)}
+    cells["mix"][2] += 1e-15  # rounding
+    found = significance.contrast_of_pairs(cells, ["mix"], ["plain"])
+    assert (found.mean, found.error, found.p) == (pytest.approx(-0.2), 0, 1)
+    assert math.isnan(found.low)
+    [verdict] = significance.recommend(significance.adjust({("base", "mix", "bpb"): found}))
+    assert verdict.verdict == "scale up"
+    assert "bpb -0.2000 bits per byte with every seed: seeds change nothing, so nothing is shown" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("lost", "verdict", "reason"),
+    [
+        (0, "keep", "good"),
+        (1, "keep", "good; 1 of 4 runs broke"),
+        (2, "trade-off", "good; 2 of 4 runs broke, too many to keep it"),
+    ],
+)
+def test_a_mix_whose_runs_break_is_not_kept(lost: int, verdict: str, reason: str) -> None:
+    runs = {("base", "mix"): lost * [True] + (4 - lost) * [False], ("base", "plain"): 4 * [False]}
+    [one] = significance.count_broken([significance.Recommendation("base", "mix", "keep", "good")], runs, "plain")
+    assert (one.verdict, one.reason) == (verdict, reason)
+    runs["base", "plain"][0] = True
+    [one] = significance.count_broken([one], runs | {("base", "mix"): [False]}, "plain")
+    assert one.reason == f"{reason}; 1 of 4 runs of plain broke"
