@@ -131,7 +131,7 @@ def test_tables_and_figures_of_one_model_and_of_several(model, tokenizer) -> Non
 
 
 def test_the_command(tmp_path, monkeypatch, capsys) -> None:
-    base = Base(tmp_path)
+    base = Base(tmp_path, files=300)  # several are for validation
     flags = ("--depth=1", "--num-iterations=4", "--save-every=-1")
     base.run("deep", *flags, "--supervision=2", script="tracks.recursion.train")
     base.run("plain", *flags)
@@ -145,7 +145,7 @@ def test_the_command(tmp_path, monkeypatch, capsys) -> None:
     assert "Exits chosen on validation text: " in capsys.readouterr().out
     for options, sentence in (
         ({"tag": "plain"}, "plain is not a recursive model: train one with tracks.recursion.train"),
-        ({"tag": "deep", "eval_bytes": 10**9}, "leaves less than two rows of 64 tokens for a test"),
+        ({"tag": "deep", "eval_bytes": 10**9}, "leaves less than two rows of 32 tokens for a test"),
     ):
         with pytest.raises(ValueError, match=sentence):
             depth.main(depth.Config(dtype="fp32", **options))

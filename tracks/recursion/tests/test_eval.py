@@ -26,7 +26,7 @@ SHAPE = ["--depth=1", "--width=64", "--save-every=-1", "--lanes=8"]
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    base = Base(tmp_path_factory.mktemp("base"))
+    base = Base(tmp_path_factory.mktemp("base"), files=300)  # several are for validation
     for arm, flags in DEPTH.items():
         script = "tracks.recursion.train" if arm in "RD" else "base_train"
         base.run(f"small-{arm}-1", *SHAPE, *flags, "--seed=1", script=script)
