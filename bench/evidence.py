@@ -59,7 +59,7 @@ CARDS = [
     Card("main", "report.md", [f"{SPEEDRUN} --scale=embedded"], 0.15),
     Card("cpu", "report/cpu.md", [f"{SPEEDRUN} --scale=cpu --seconds=1800"], 1.2),
     Card("golf", "tracks/golf/card.md", [f"{PYTHON} -m tracks.golf.run --ablate --seeds=3"], 1.2, "golf"),
-    Card("recursion", "tracks/recursion/card.md", [f"{PYTHON} -m tracks.recursion.run --seeds=3"], 1.75, "recursion"),
+    Card("recursion", "tracks/recursion/card.md", [f"{PYTHON} -m tracks.recursion.run --seeds=3"], 3.0, "recursion"),
     Card("lab", "tracks/lab/card.md", [f"{PYTHON} -m tracks.lab.embedded"], 6.0, "lab"),
     Card(
         "bases",

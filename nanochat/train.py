@@ -265,7 +265,7 @@ class TrainingLoop:
         state = self.state
         with without_garbage_collection() as collect:
             while True:
-                finished = self._progress() >= 1
+                finished = self._is_finished()
                 due = [evaluation for evaluation in evaluations if evaluation.is_due(state, finished)]
                 # A source may ask to wait for some steps with a checkpoint, and with a stop, which leaves one.
                 self._save_is_due = self._save_is_due or is_multiple(state.step, self.settings.save_every)
@@ -276,7 +276,7 @@ class TrainingLoop:
                         self._save_is_due = False
                     if ends:
                         return
-                    if ENDED in state.notes:
+                    if ENDED in state.notes and self.source.may_be_saved:
                         continue
                 launched = self.launch(requests)
                 # On a GPU the host reads a step's figures while the device computes the next.
@@ -329,6 +329,12 @@ class TrainingLoop:
         if self.settings.seconds is not None:
             return self.state.seconds / self.settings.seconds
         return self.source.progress
+
+    def _is_finished(self) -> bool:
+        """Return True at the end. A number of steps is met exactly; any other end waits for the source, as a save."""
+        if self.settings.steps is not None and self.state.step >= self.settings.steps:
+            return True
+        return self._progress() >= 1 and self.source.may_be_saved
 
     # ---- a step ----
 

@@ -28,8 +28,8 @@ TIMES = {"train/dt", "train/tok_per_sec", "train/mfu", "train/wait", "total_trai
 class Base:
     """A base folder with a tokenizer; flags are added to those of SMALL, the last of two counts."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.text, self.jobs = folder, write_letters(folder / "letters", 30), 0
+    def __init__(self, folder: Path, files: int = 40) -> None:
+        self.folder, self.text, self.jobs = folder, write_letters(folder / "letters", 30, files), 0
         tokenizer = Tokenizer.train([path.read_text(encoding="utf-8") for path in self.text.iterdir()], 300)
         tokenizer.save(folder / "tok_train/default/tokenizer.json")
 

@@ -14,10 +14,10 @@ ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "scripts/samples").glob("*.txt"))]
 
 
-def write_letters(folder: Path, lines: int):
+def write_letters(folder: Path, lines: int, files: int = 40):
     """Write a folder of a little text of several kinds."""
     folder.mkdir(parents=True)
-    for number in range(40):
+    for number in range(files):
         text = [
             f"Letter {number}: the quick brown fox — 빠른 갈색 여우 — {line**3} {line:x} {'ab' * (line % 9)}\n"
             for line in range(lines)

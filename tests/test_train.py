@@ -271,6 +271,22 @@ def test_a_checkpoint_and_a_stop_wait_for_the_source(runtime, tmp_path) -> None:
     assert acts == [("text", 6), ("save", 8)]  # at step 6 the run goes on, so it is evaluated
 
 
+@BOTH
+def test_an_early_end_and_a_clock_wait_for_the_source(runtime, tmp_path) -> None:
+    """A number of steps is met exactly, see above."""
+    acts = Acts()
+
+    def end(state) -> None:
+        state.notes[loop.ENDED] = "it is enough"
+
+    evaluations = [loop.Evaluation(6, end), acts.evaluation("end", 0)]
+    trained = train(tmp_path / "ended", runtime, steps=14, source=Fours(), evaluations=evaluations, save=acts.save)
+    assert (trained.state.step, trained.state.progress) == (8, 1)
+    assert acts == [("save", 8), ("end", 8), ("save", 8)]
+    trained = train(tmp_path / "clock", runtime, steps=None, seconds=1e-9, source=Fours())
+    assert trained.state.step in (4, 8)  # a GPU's clock is read a step later
+
+
 def test_the_console_and_the_file(tmp_path, capsys) -> None:
     trained = train(tmp_path / "unknown", steps=2)
     line = capsys.readouterr().out.splitlines()[-1]

@@ -225,12 +225,6 @@ def test_a_series_that_kept_nothing_keeps_its_holdout_sealed(repository: Reposit
     [
         # More steps than the plan says, and more rows in a step.
         ("nanochat/scaling.py", "\n_own = _horizon\n\n\ndef _horizon(*more):\n    return 3000, 'mine'\n", "budget"),
-        # A second process that computes.
-        (
-            "nanochat/gpt.py",
-            "\nimport os\n\nif not os.fork():\n    while True:\n        sum(range(10**6))\n",
-            "budget",
-        ),
         # A seed of its own.
         (
             "nanochat/models.py",
@@ -243,6 +237,16 @@ def test_a_cheat_that_has_to_run_is_refused(path: str, text: str, reason: str, r
     repository.change(path, text)
     found = repository.ask("--pairs=2")
     assert (found.status, f"refused, {reason}" in found.verdict) == (DISCARD, True), found.verdict
+
+
+@pytest.mark.slow
+def test_a_second_process_gains_nothing(repository: Repository) -> None:
+    """It is killed with the sandbox; docs/trials.md says that its processor time is not counted."""
+    repository.change(
+        "nanochat/gpt.py", "\nimport os\n\nif not os.fork():\n    while True:\n        sum(range(10**6))\n"
+    )
+    found = repository.ask()
+    assert (found.status, found.verdict) == (DISCARD, "discard: every pair has equal figures, to the last bit")
 
 
 @pytest.mark.slow

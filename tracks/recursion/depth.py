@@ -4,7 +4,7 @@ python -m tracks.recursion.depth --tag=recursive --most=16
 
 The exits of one checkpoint are evaluated on validation text, also beyond those that were trained. The one with the
 fewest bits per byte is chosen, and is scored once, beside the last trained one, on a test text that nothing was chosen
-by: what follows the validation text, without documents that occur in it.
+by: the documents after the validation text that do not occur in it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -60,10 +60,11 @@ def choose_exits(validation: Sequence[Estimate]) -> int:
     return 1 + min(range(len(validation)), key=lambda i: validation[i].value)
 
 
-def two_texts(corpus: "Corpus", tokenizer: "Tokenizer", size: int) -> "tuple[EvalText, EvalText | None]":
-    """Return the first bytes of a corpus's validation text, and as many of what follows; None if nothing does.
+def two_texts(corpus: "Corpus", tokenizer: "Tokenizer", size: int, row: int) -> "tuple[EvalText, EvalText | None]":
+    """Return the first bytes of a corpus's validation text, and at most as many of what follows.
 
-    The first text may end within a document, whose rest begins the second one. That has no document of the first.
+    The first text may end within a document, whose rest is in neither. The second text has no document of the first,
+    and is None with fewer than two rows: their error needs two. row: tokens of a row.
     """
     import pyarrow
 
@@ -78,15 +79,10 @@ def two_texts(corpus: "Corpus", tokenizer: "Tokenizer", size: int) -> "tuple[Eva
             yield pyarrow.array([document])
 
     validation = read_text(first(), tokenizer, size)
-    left = sum(len(document.encode()) for document in seen) - validation.bytes  # of the last one
-    rest = [seen[-1].encode()[-left:].decode()] if left else []
     known = set(seen)
-    others = chain(rest, (document for document in documents if document not in known))
-    next_document = next(others, None)
-    if next_document is None:
-        return validation, None
-    arrays = (pyarrow.array([document]) for document in chain([next_document], others))
-    return validation, read_text(arrays, tokenizer, size)
+    others = (pyarrow.array([document]) for document in documents if document not in known)
+    test = read_text(others, tokenizer, size)
+    return validation, test if len(test.ids) > 2 * row else None  # the last token has a target too
 
 
 def measure_depth(
@@ -173,11 +169,12 @@ def main(config: Config) -> None:
             corpus = open_corpus(config.data or checkpoint.manifest["config"]["data"], config.num_shards)
         else:
             corpus = corpus_of(checkpoint.manifest)
-        validation, test = two_texts(corpus, tokenizer, config.eval_bytes)
+        row = model.config.max_seq_len
+        validation, test = two_texts(corpus, tokenizer, config.eval_bytes, row)
         if test is None:
             raise UserError(
-                f"the validation text of {corpus.name} has at most {config.eval_bytes:,} bytes, so nothing is left for"
-                " a test: use a smaller --eval-bytes"
+                f"--eval-bytes={config.eval_bytes} leaves less than two rows of {row:,} tokens for a test, of the"
+                f" validation text of {corpus.name}: use fewer bytes, but enough for two rows, or more text"
             )
         result = measure_depth(model, validation, test, config.most, config.device_batch_size, runtime)
         outcome.tables = [depth_table([result])]

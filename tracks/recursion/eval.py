@@ -16,6 +16,7 @@ class Config(DeviceSettings, TagSettings):
 
     tag = option("recursion", "prefix of the runs' tags")
     seeds: Count = option(1, "compare the seeds 1 to N", least=1)
+    shapes: str = option("", "shapes of F that had a run, as the series names them, like deep,wide (default: only one)")
 
 
 def main(config: Config) -> None:
@@ -33,7 +34,7 @@ def main(config: Config) -> None:
 
     outcome = Outcome.begin("recursion_eval", config.tag, config)
     seeds = read_seeds(config.tag, config.seeds)
-    shapes = read_shapes(config.tag, seeds)
+    shapes = read_shapes(config.tag, seeds, config.shapes)
     results = []
     with setup(config.device_type, config.dtype) as runtime:
         for seed, arms in enumerate(seeds, 1):

@@ -38,10 +38,12 @@ def compare_exits(
         return torch.stack([found[first], found[second]])
 
     before = model.steps
-    model.steps = max(first, second)
     inputs, targets = overlapping_rows(text.ids, seq_len, seq_len)
-    one, other = sum_rows(losses, inputs, targets, text.lengths.expand(2, -1), batch_size, runtime)
-    model.steps = before
+    try:
+        model.steps = max(first, second)
+        one, other = sum_rows(losses, inputs, targets, text.lengths.expand(2, -1), batch_size, runtime)
+    finally:
+        model.steps = before
     saved = torch.stack([one[:, 0] - other[:, 0], one[:, 1]], dim=1)
     return bits_per_byte(one), bits_per_byte(other), bits_per_byte(saved)
 

@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterator
 
 from nanochat.config import Count, option, options, run_script
+from nanochat.errors import UserError
 from nanochat.jobs.runner import Step
 from nanochat.jobs.series import (
     SeriesSettings,
@@ -53,7 +54,6 @@ OF_RECURSION = (
     "--supervision-base",
     "--improvement-reward",
     "--curriculum",
-    "--carry",
 )
 DEEP_LOOP = 0.5  # power of the arm D: arXiv 2607.13491, for layers that share their weights
 USUAL = (
@@ -193,13 +193,21 @@ def steps(config: Config, data: str) -> Iterator[Step]:
         # A run that ends by the clock would read the default number of shards.
         shards = newest_manifest(stage_dir("base_train", f"{config.tag}-R-{seed}"))["num_shards"]
         yield arm("W", seed, [f"--depth={config.depth}", f"--target-seconds={seconds}", f"--num-shards={shards}"])
-    yield Step("comparison", ["tracks.recursion.eval", f"--tag={config.tag}", f"--seeds={config.seeds}"])
+    words = [f"--tag={config.tag}", f"--seeds={config.seeds}"]
+    if len(shapes) > 1:
+        words.append(f"--shapes={','.join(shapes)}")
+    yield Step("comparison", ["tracks.recursion.eval", *words])
     yield report_step(config.tag, config.out)
 
 
 def main(config: Config) -> None:
     data = source_of(config, "world")
     refuse_own(words_of(config), OWN)
+    if any(word.partition("=")[0] == "--carry" for word in words_of(config)):
+        raise UserError(
+            "--carry reads less text in as many steps, and the arms are compared on the same text: leave it out;"
+            " python -m tracks.recursion.train --carry trains one model"
+        )
     flags = [f"--data={data}", f"--tokenizer-tag={config.tag}", f"--depth={config.depth}", *common_flags(config)]
     flags.append(f"--num-iterations={config.steps}")
     plans = [check_flags(MODULES["R"], [*flags, *recursion_flags(config)]), check_flags("scripts.base_train", flags)]

@@ -110,4 +110,15 @@ def with_preset(config: Settings) -> Settings:
         )
     if 0 < given(config.supervision) <= given(config.detached):
         raise UserError(f"--detached={config.detached} has to be below --supervision={config.supervision}")
+    if config.carry:
+        require_whole_batches(config.num_iterations, given(config.supervision))
     return config
+
+
+def require_whole_batches(steps: int, exits: int) -> None:
+    """Raise a UserError for --carry with steps that end in the middle of a batch; -1: no number of steps is given."""
+    if steps > 0 and steps % exits:
+        raise UserError(
+            f"--carry has a step for each of {exits} exits, and {steps} steps would end in the middle of a batch: use"
+            f" --num-iterations={-(-steps // exits) * exits}"
+        )

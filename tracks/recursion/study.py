@@ -149,14 +149,16 @@ def read_seeds(tag: str, count: int) -> list[dict[str, ArmRun]]:
     return seeds
 
 
-def read_shapes(tag: str, seeds: Sequence[Mapping[str, ArmRun]]) -> dict[ShapeName, ArmRun]:
-    """Return the runs that F's shape was chosen by, none for a series without; a UserError if F has another shape."""
-    tags: dict[ShapeName, str] = {shape: f"{tag}-F-{shape}-{SHAPE_SEED}" for shape in SHAPES}
-    shapes = {
-        shape: ArmRun.read(own)
-        for shape, own in tags.items()
-        if (stage_dir("base_train", own) / "outcome.json").exists()
-    }
+def read_shapes(tag: str, seeds: Sequence[Mapping[str, ArmRun]], names: str) -> dict[ShapeName, ArmRun]:
+    """Return the runs that F's shape was chosen by; a UserError if F has another shape.
+
+    names: of the shapes, with commas between them, none for a series without: runs of an older plan may lie beside.
+    """
+    asked = names.split(",") if names else []
+    unknown = [name for name in asked if name not in SHAPES]
+    if unknown:
+        raise UserError(f"--shapes={names} has to be names of shapes: {', '.join(SHAPES)}")
+    shapes = {shape: ArmRun.read(f"{tag}-F-{shape}-{SHAPE_SEED}") for shape in SHAPES if shape in asked}
     if shapes:
         best = shapes[best_shape(shapes)]
         for arms in seeds:
@@ -278,13 +280,15 @@ def refit_exits(run: ArmRun, runtime: Runtime, log: MetricLog) -> tuple[float, f
 
 
 def depth_of(run: ArmRun, runtime: Runtime) -> DepthResult | None:
-    """Choose a run's number of exits on its validation text, and score it on what follows; None if nothing does."""
+    """Choose a run's number of exits on its validation text, and score it on what follows; None without two rows."""
     config = run.manifest["config"]
     size = runtime.validation_bytes if config["eval_bytes"] < 0 else config["eval_bytes"]
-    validation, test = two_texts(corpus_of(run.manifest), tokenizer_of(run.checkpoint), size)
+    row = config["max_seq_len"]
+    validation, test = two_texts(corpus_of(run.manifest), tokenizer_of(run.checkpoint), size, row)
     if test is None:
         print0(
-            f"depth: {run.outcome.tag} has no validation text beyond {size:,} bytes, so no number of exits is chosen"
+            f"depth: {run.outcome.tag} has less than two rows of {row:,} tokens for a test, in its validation text"
+            f" beyond {size:,} bytes, so no number of exits is chosen"
         )
         return None
     model = build_model(config_of(run.manifest), runtime, run.checkpoint)
@@ -385,7 +389,8 @@ def shape_table(shapes: Mapping[ShapeName, ArmRun]) -> Record:
             [shape, config["depth"], config["width"], *figures, "yes" if shape == best else "no", SHAPES[shape]]
         )
     columns = "Shape | Layers | Width | Bits per byte:.4f | Parameters:,.0f | FLOPs per token:,.0f | Chosen | Width is"
-    return table_of(f"Shapes of F, chosen on validation text with seed {SHAPE_SEED}", columns, rows)
+    note = "The arms are compared on the same validation text, so the choice favours F."
+    return table_of(f"Shapes of F, chosen on validation text with seed {SHAPE_SEED}", columns, rows, note)
 
 
 def depths_of(results: Sequence[SeedResult]) -> list[DepthResult]:
@@ -416,7 +421,7 @@ def figures(results: Sequence[SeedResult]) -> Metrics:
         "Gradient norm of R": f"{statistics.median(norms):.2f} in the median, {max(norms):.2f} at most",
         "Applications of a layer per token": sweeps,
         **(depth_figures(depths) if (depths := depths_of(results)) else {}),
-        "Batches of R, P, F and L": ", ".join(result.batches for result in results),
+        "Batches of R, D, P, F and L": ", ".join(result.batches for result in results),
         "Steps of a refit": ", ".join(str(result.steps) for result in results),
     }
 

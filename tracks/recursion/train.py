@@ -8,12 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nanochat.config import options, run_script
+from nanochat.errors import UserError
 from nanochat.settings import given
 from scripts import base_train
-from tracks.recursion.settings import RecursionSettings, with_preset
+from tracks.recursion.settings import RecursionSettings, require_whole_batches, with_preset
 
 if TYPE_CHECKING:
     from nanochat.data.corpus import Corpus
+    from nanochat.dataloader import TextLoader
     from nanochat.run import Trainer
     from nanochat.train import Evaluation
     from tracks.recursion.carry import CarriedText
@@ -38,7 +40,10 @@ def main(config: Config) -> None:
         base_train.pretrain(config, CarriedSupervision(), validation, open_carried)
         return
     objective = DeepSupervision(given(config.supervision_base), given(config.improvement_reward))
-    base_train.pretrain(config, Curriculum(objective, config.parts) if config.parts else objective, validation)
+    if config.parts:
+        base_train.pretrain(config, Curriculum(objective, config.parts), validation, open_for_curriculum)
+        return
+    base_train.pretrain(config, objective, validation)
 
 
 def open_carried(trainer: "Trainer") -> "CarriedText":
@@ -46,7 +51,22 @@ def open_carried(trainer: "Trainer") -> "CarriedText":
     from nanochat.dataloader import open_text_as
     from tracks.recursion.carry import CarriedText
 
+    # A ratio or a number of FLOPs gives a number of steps too.
+    require_whole_batches(trainer.start.steps or -1, given(trainer.config.supervision))
     return open_text_as(partial(CarriedText, model=trainer.model), trainer)
+
+
+def open_for_curriculum(trainer: "Trainer") -> "TextLoader":
+    """Return the usual source of text; a UserError if a finished run is to go on with more steps."""
+    from nanochat.dataloader import open_text
+
+    resumed = trainer.start.resumed
+    if resumed is not None and resumed.extended:
+        raise UserError(
+            f"{trainer.config.tag} has finished with --curriculum={trainer.config.curriculum}, and with more steps it"
+            " would go back to fewer exits: train the longer run with another --tag"
+        )
+    return open_text(trainer)
 
 
 if __name__ == "__main__":

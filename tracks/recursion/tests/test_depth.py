@@ -45,15 +45,24 @@ def test_the_texts_have_no_document_in_common(tokenizer, tmp_path) -> None:
     held_out = [*DOCUMENTS[:10], *DOCUMENTS[20:25], *DOCUMENTS[:3]]
     corpus = text_corpus(tmp_path, [DOCUMENTS, held_out], 4)
     size = sum(len(text.encode()) for text in DOCUMENTS[:6]) - 10  # ends within a document
-    validation, test = two_texts(corpus, tokenizer, size)
+    validation, test = two_texts(corpus, tokenizer, size, 24)
     expected = read_text(corpus.batches("val"), tokenizer, size)
     assert torch.equal(validation.ids, expected.ids)
     assert validation.bytes == expected.bytes == size
-    others = [DOCUMENTS[5].encode()[-10:].decode(), *DOCUMENTS[6:10], *DOCUMENTS[20:25]]
+    others = [*DOCUMENTS[6:10], *DOCUMENTS[20:25]]  # without the rest of the sixth
     expected = read_text([pa.array(others)], tokenizer, size)
     assert torch.equal(test.ids, expected.ids)
     assert test.bytes == expected.bytes
-    assert two_texts(corpus, tokenizer, 10**6)[1] is None
+    assert two_texts(corpus, tokenizer, 10**6, 24)[1] is None
+
+
+def test_a_test_text_has_two_rows(tokenizer, tmp_path) -> None:
+    """One row has no error."""
+    corpus = text_corpus(tmp_path, [DOCUMENTS, DOCUMENTS[:2]], 4)
+    size = len(DOCUMENTS[0].encode())
+    tokens = len(read(tokenizer, DOCUMENTS[1:2]).ids)
+    assert two_texts(corpus, tokenizer, size, (tokens - 1) // 2)[1] is not None
+    assert two_texts(corpus, tokenizer, size, (tokens - 1) // 2 + 1)[1] is None
 
 
 @torch.inference_mode()
@@ -122,7 +131,7 @@ def test_tables_and_figures_of_one_model_and_of_several(model, tokenizer) -> Non
 
 
 def test_the_command(tmp_path, monkeypatch, capsys) -> None:
-    base = Base(tmp_path)
+    base = Base(tmp_path, files=300)  # several are for validation
     flags = ("--depth=1", "--num-iterations=4", "--save-every=-1")
     base.run("deep", *flags, "--supervision=2", script="tracks.recursion.train")
     base.run("plain", *flags)
@@ -136,7 +145,7 @@ def test_the_command(tmp_path, monkeypatch, capsys) -> None:
     assert "Exits chosen on validation text: " in capsys.readouterr().out
     for options, sentence in (
         ({"tag": "plain"}, "plain is not a recursive model: train one with tracks.recursion.train"),
-        ({"tag": "deep", "eval_bytes": 10**9}, "nothing is left for a test: use a smaller --eval-bytes"),
+        ({"tag": "deep", "eval_bytes": 10**9}, "leaves less than two rows of 32 tokens for a test"),
     ):
         with pytest.raises(ValueError, match=sentence):
             depth.main(depth.Config(dtype="fp32", **options))

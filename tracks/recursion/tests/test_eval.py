@@ -26,7 +26,7 @@ SHAPE = ["--depth=1", "--width=64", "--save-every=-1", "--lanes=8"]
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    base = Base(tmp_path_factory.mktemp("base"))
+    base = Base(tmp_path_factory.mktemp("base"), files=300)  # several are for validation
     for arm, flags in DEPTH.items():
         script = "tracks.recursion.train" if arm in "RD" else "base_train"
         base.run(f"small-{arm}-1", *SHAPE, *flags, "--seed=1", script=script)
@@ -46,7 +46,7 @@ def here(base, monkeypatch):
 
 
 def test_one_seed_gives_figures_and_no_verdict(base, capsys) -> None:
-    recursion_eval.main(Config(tag="small", dtype="fp32"))
+    recursion_eval.main(Config(tag="small", dtype="fp32", shapes="deep,wide"))
     said = capsys.readouterr().out
     assert "Verdict: no verdict: one seed\n" in said
     outcome = read_json(base.folder / "recursion_eval/small/outcome.json")
@@ -68,6 +68,7 @@ def test_one_seed_gives_figures_and_no_verdict(base, capsys) -> None:
         ["wide", 1, 192, "no"],
     ]
     assert shapes["title"] == "Shapes of F, chosen on validation text with seed 0"
+    assert shapes["note"] == "The arms are compared on the same validation text, so the choice favours F."
     assert [row[0] for row in depths["rows"]] == [*range(1, 17)]
     metrics = outcome["metrics"]
     chosen = int(metrics["Exits chosen on validation text"])
@@ -79,7 +80,7 @@ def test_one_seed_gives_figures_and_no_verdict(base, capsys) -> None:
     norms = [*base.series("small-R-1", "train/grad_norm").values()]
     assert metrics["Gradient norm of R"] == f"{np.median(norms):.2f} in the median, {max(norms):.2f} at most"
     assert metrics["Applications of a layer per token"] == 4 * (2 + 1)
-    assert len(metrics["Batches of R, P, F and L"]) == 12
+    assert len(metrics["Batches of R, D, P, F and L"]) == 12
     steps = int(metrics["Steps of a refit"])
     assert steps >= 30  # a round or more at each rate
     assert steps % 10 == 0
@@ -131,7 +132,13 @@ def test_arms_that_cannot_be_compared_are_refused(base) -> None:
     # A shape of F that was not chosen.
     base.copy("small-F-wide-0", "other-F-deep-0")
     with pytest.raises(ValueError, match=r"small-F-1 has \w+ = \d+, and small-F-wide-0 "):
-        read_shapes("other", [read_arms("small", 1)])
+        read_shapes("other", [read_arms("small", 1)], "deep")
+    # Runs of an older plan, which nothing was chosen by.
+    assert read_shapes("other", [read_arms("small", 1)], "") == {}
+    with pytest.raises(ValueError, match="the run small-F-medium-0 has not finished"):
+        read_shapes("small", [read_arms("small", 1)], "deep,medium")
+    with pytest.raises(ValueError, match="--shapes=broad has to be names of shapes: deep, medium, wide"):
+        read_shapes("small", [read_arms("small", 1)], "broad")
     # D has the settings of R, but for the scale of its updates.
     with pytest.raises(ValueError, match=r"small-D-1 has residual_power = 0\.5, and small-R-1 0\.0"):
         ArmRun.read("small-D-1").require_equal(recursion, set())

@@ -10,7 +10,7 @@ from models import model_for
 
 from nanochat.evals.bpb import read_text, text_bpb
 from nanochat.tokenizer import Tokenizer
-from tracks.recursion.exits import bits_by_exit, exit_validation, loss_table
+from tracks.recursion.exits import bits_by_exit, compare_exits, exit_validation, loss_table
 from tracks.recursion.tests.recursive_models import RECURSIVE
 
 DOCUMENTS = ["the quick brown fox — 빠른 갈색 여우\n" * 9, "a" * 50, "여우 and fox, fox and 여우. " * 20]
@@ -43,6 +43,18 @@ def test_the_table_has_twice_as_many_exits_as_were_trained(tokenizer) -> None:
     table = loss_table(model, text, 8, one_process())
     assert [row[:2] for row in table["rows"]] == [[i, "yes" if i < 3 else "no"] for i in range(6)]
     assert [row[2:] for row in table["rows"][:3]] == [[*bpb] for bpb in expected]
+
+
+def test_a_comparison_that_fails_leaves_the_model_as_it_was(tokenizer, monkeypatch) -> None:
+    model, text = small_model(tokenizer), read_text([pa.array(DOCUMENTS)], tokenizer, 10**6)
+
+    def fail(*given) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("tracks.recursion.exits.sum_rows", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        compare_exits(model, text, 3, 5, 24, 8, one_process())
+    assert model.steps == 3
 
 
 def test_validation_is_off_for_minus_one() -> None:

@@ -23,6 +23,8 @@ def test_recursion_is_compared_with_its_compute(series, tmp_path) -> None:
 def test_arms_follow_from_plans(series, base) -> None:
     flags = ["--data=letters", "--vocab-size=300", "--steps=2", "--depth=1", "--width=32", *SMALL, "--max-seq-len=64"]
     done = series("tracks.recursion.run", *flags)
+    # There is no choice of a shape, and runs of an older plan do not matter.
+    assert re.search(r"tracks.recursion.eval --tag=recursion --seeds=1\b(?! --shapes)", done.stdout)
     # The layers of F cost what R costs; L applies its layer as often as R.
     assert "--depth=14 --num-iterations=2 --seed=1 --tag=recursion-F-1" in done.stdout
     assert "--model=reference,sweeps=12" in done.stdout
@@ -57,6 +59,10 @@ def test_the_best_of_three_shapes_is_compared(series, base, tmp_path) -> None:
         ("--seed=7", "--seed differs between runs: use --seeds"),
         ("--model=golf", "--model differs between runs: use --preset, --depth and --width"),
         ("--residual-power=1", "--residual-power differs between runs: use the arm D"),
+        (
+            "--carry",
+            "--carry reads less text in as many steps, and the arms are compared on the same text: leave it out",
+        ),
         ("--loops=x", "--loops: x is not a whole number"),
         ("--width=33", "--width=33 is not a multiple of --head-dim=32"),
     ],

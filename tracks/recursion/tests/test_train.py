@@ -61,9 +61,15 @@ def test_what_cannot_be_is_one_sentence(here) -> None:
             {"carry": True, "supervision_base": 3.0},
             "--supervision-base is for exits that are trained together: leave out it or --carry",
         ),
+        (
+            {"carry": True, "num_iterations": 10},
+            "--carry has a step for each of 4 exits, and 10 steps would end in the middle of a batch: use"
+            " --num-iterations=12",
+        ),
     ):
         with pytest.raises(ValueError, match=re.escape(sentence)):
             with_preset(Config(**flags))
+    assert with_preset(Config(carry=True, num_iterations=12)).num_iterations == 12
     with pytest.raises(ValueError, match="--detached=4 has to be below --supervision=4"):
         with_preset(Config(recursion="extreme", detached=4))
     for flag, sentence in {
@@ -111,6 +117,10 @@ def test_a_curriculum_is_the_same_after_a_stop(base) -> None:
     exits = {1: 1.0, 2: 1.0, 3: 2.0, 4: 2.0, 5: 3.0, 6: 3.0}
     assert base.series("parts", "train/exits") == exits
     assert list(base.series("parts", "train/exit_2")) == [5, 6]
+    longer = [flag for flag in flags if not flag.startswith("--num-iterations")]
+    said = base.refused("parts", *longer, "--num-iterations=9", script=script)
+    assert "parts has finished with --curriculum=1,2,3, and with more steps it would go back to fewer exits" in said
+    assert (base.of("parts") / "outcome.json").exists()
     base.run("stopped", *flags, script=script, before=SignalAfter(2, signal.SIGTERM))
     assert max(base.series("stopped", "train/exits")) == 3
     assert not (base.of("stopped") / "outcome.json").exists()
