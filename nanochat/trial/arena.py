@@ -50,7 +50,7 @@ def main() -> None:
     import nanochat.models as models
     if hasattr(models, "initialize"):
         own = models.initialize
-        def initialize(model, *more):
+        def initialize(model: object, *more: object) -> None:
             own(model, *more)
             digest = hashlib.sha256()
             for name, weight in sorted(model.named_parameters()):
@@ -88,21 +88,27 @@ PLACE = Path(__file__).parent
 os.environ["NANOCHAT_BASE_DIR"] = str(PLACE / "home")
 sys.path.insert(0, {code!r})
 
+import numpy as np
 import safetensors.torch
 import torch
 
 import nanochat.checkpoint
 import nanochat.models
 
+
+
 # The sandbox has no shared maps of files.
-read = lambda path: safetensors.torch.load(Path(path).read_bytes())
-nanochat.checkpoint.load_file = read
+def load_file(path: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load(Path(path).read_bytes())
+
+
+nanochat.checkpoint.load_file = load_file
 
 from nanochat.runtime import setup
 
 
 class Entry:
-    def __init__(self):
+    def __init__(self) -> None:
         torch.set_num_threads(1)  # a question is short
         self.setup = setup("cpu", "fp32")
         trained = nanochat.models.load_model("base_train", {tag!r}, -1, self.setup.__enter__())
@@ -113,16 +119,16 @@ class Entry:
         self.context = self.model.config.max_seq_len - 1  # before it stands <|bos|>
         self.stride = min({stride}, self.context)
 
-    def encode(self, text):
+    def encode(self, text: bytes) -> list[int]:
         return self.tokenizer.encode(text.decode())
 
     @torch.inference_mode()
-    def log_probs(self, ids, first):
+    def log_probs(self, ids: list[int], first: int) -> np.ndarray:
         logits = self.model(torch.tensor([[self.tokenizer.bos, *ids]]))[0, first:, : len(self.vocabulary)]
         return logits.float().log_softmax(-1).numpy()
 
 
-def load():
+def load() -> Entry:
     return Entry()
 """
 

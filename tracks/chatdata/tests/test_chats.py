@@ -20,17 +20,17 @@ SCRIPT = "tracks.chatdata.chats"
 
 
 @pytest.fixture(autouse=True)
-def ready(base, tiny_world):
+def ready(base, tiny_world) -> None:
     """A tokenizer and a world."""
     plant_world(base, tiny_world)
     small_tokenizer().save(base / "tok_train/default/tokenizer.json")
 
 
-def tables(folder):
+def tables(folder) -> dict[str, list]:
     return {one["title"]: one["rows"] for one in read_json(folder / "outcome.json")["tables"]}
 
 
-def output(folder):
+def output(folder) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "outcome.json" and path.is_file()}
 
 
