@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -37,8 +37,9 @@ OWN_FLAGS = (
     "resume eval-every eval-bytes core-metric-every sample-every save-every keep-last device-type dtype dry-run on json"
     " vocab-size lanes run tracker max-seq-len compile no-compile depth"
 ).split()
-LEAKED = 40  # letters and digits in a row of a sealed document that no file may contain
-WINDOWS = 4  # places of a document that are looked for
+LEAKED = 40  # letters and digits: of a copy of a sealed document, every one of twice so many in a row is found
+# An escape of a string in Python or JSON: the number of a character, or one letter.
+ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)")
 
 
 @dataclass(frozen=True)
@@ -156,8 +157,8 @@ def _content(path: Path) -> bytes | None:
 def check_files(incumbent: Side, candidate: Side, referee: Path, sealed: Sequence[str]) -> None:
     """Raise Refused if a candidate changes what judges it, or contains text that it is judged by.
 
-    referee: the code that judges. sealed: documents that no side may see; copies of them in another encoding are not
-    found.
+    referee: the code that judges. sealed: documents that no side may see. They are found as plain text and as strings
+    of Python and JSON, whatever stands between their words; not in another encoding, as base64.
     """
     changed = changed_files(referee, candidate.code)
     for name in changed:
@@ -166,10 +167,10 @@ def check_files(incumbent: Side, candidate: Side, referee: Path, sealed: Sequenc
     for name in changed_files(incumbent.code, candidate.code):
         if name.startswith(BUILT):
             raise Refused("frozen", f"{name} is compiled when the project is installed: install it, then ask again")
-    wanted = list(dict.fromkeys(piece for document in sealed for piece in _pieces(document)))
+    wanted = {text[start : start + LEAKED] for text in map(_letters, sealed) for start in _starts(text, LEAKED)}
     for name in changed:
-        text = _letters((_content(candidate.code / name) or b"").decode(errors="ignore"))
-        if any(piece in text for piece in wanted):
+        # A phrase that the referee's own file has, as templates of the world do, was not copied from a document.
+        if _pieces(candidate.code / name, wanted) - _pieces(referee / name, wanted):
             raise Refused("text", f"{name} contains text that the candidate is judged by")
 
 
@@ -177,15 +178,23 @@ def _letters(text: str) -> str:
     return "".join(filter(str.isalnum, text))
 
 
-def _pieces(document: str) -> list[str]:
-    """Return pieces of a document's letters, from its beginning to its end."""
-    text = _letters(document)
-    room = len(text) - LEAKED
-    return (
-        [text[start : start + LEAKED] for start in range(0, room + 1, max(room // (WINDOWS - 1), 1))]
-        if room >= 0
-        else []
-    )
+def _starts(text: str, stride: int) -> range:
+    return range(0, len(text) - LEAKED + 1, stride)
+
+
+def _pieces(path: Path, wanted: Collection[str]) -> set[str]:
+    """Return which of the wanted pieces a file contains, as it stands or in its strings."""
+    plain = (_content(path) or b"").decode(errors="ignore")
+    written = (_letters(text) for text in dict.fromkeys((plain, ESCAPE.sub(_character, plain))))
+    return {
+        piece for text in written for start in _starts(text, 1) if (piece := text[start : start + LEAKED]) in wanted
+    }
+
+
+def _character(escape: re.Match[str]) -> str:
+    """Return the character that an escape stands for; none for a line's end and others that are no letters."""
+    number = escape[1] or escape[2] or escape[3]
+    return chr(min(int(number, 16), 0x10FFFF)) if number else ""
 
 
 def check_flags(words: Sequence[str]) -> list[str]:

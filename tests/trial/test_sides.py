@@ -1,6 +1,9 @@
 """Both sides of a trial: folders of code, and what a candidate may not touch."""
 
+import json
 import subprocess
+import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,11 @@ from nanochat.trial import sides
 from nanochat.trial.scorer import Refused
 from nanochat.trial.sides import Side, check_files, check_flags, commit_of, committed, working_tree
 
-SEALED = "Kara of the hill keeps three foxes, and none of them has ever been seen by day."
+SEALED = (
+    "Kara of the hill keeps three foxes, and none of them has ever been seen by day. "
+    "In the winter of the great flood they crossed the river before the bridge was gone."
+)
+LINES = "\n".join(f"Größe {number}: {word}\t“none”" for number, word in enumerate(["short", "words", "alone"] * 9))
 
 
 def git(root: Path, *words: str) -> None:
@@ -96,11 +103,23 @@ def test_a_frozen_file_that_is_gone_is_refused_too(root: Path, tmp_path: Path) -
         check_files(before, changed(root, tmp_path), before.code, [SEALED])
 
 
-def test_sealed_text_in_a_file_is_refused(root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [SEALED, LINES], ids=["plain", "lines"])
+@pytest.mark.parametrize("written", [str, repr, ascii, json.dumps, textwrap.fill, lambda text: text[len(text) // 3 :]])
+def test_sealed_text_in_a_file_is_refused(written: Callable[[str], str], text: str, root: Path, tmp_path: Path) -> None:
+    """Also where every few words are followed by an escape: those of a string, of ASCII alone, and of JSON."""
     before = side(root, tmp_path)
-    (root / "nanochat/gpt.py").write_text(f"HINT = {SEALED!r}\n")
+    (root / "nanochat/gpt.py").write_text(f"HINT = {written(text)}\n")
     with pytest.raises(Refused, match=r"^refused, text: nanochat/gpt.py contains text"):
-        check_files(before, changed(root, tmp_path), before.code, ["short", SEALED])
+        check_files(before, changed(root, tmp_path), before.code, ["short", text])
+
+
+def test_a_phrase_that_the_file_had_before_is_no_copy(root: Path, tmp_path: Path) -> None:
+    (root / "nanochat/gpt.py").write_text(f"PHRASE = {LINES!r}\n")
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "a phrase")
+    before = side(root, tmp_path)
+    (root / "nanochat/gpt.py").write_text(f"PHRASE = {LINES!r}\nMORE = 1\n")
+    check_files(before, changed(root, tmp_path), before.code, [LINES])
 
 
 def test_an_honest_change_passes(root: Path, tmp_path: Path) -> None:
