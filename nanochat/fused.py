@@ -6,6 +6,7 @@ numbers. A new Linear or parameter in the model is packed without a change here.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from nanochat.attention import RotaryTable
 from nanochat.gpt import GPT, Attention, Block
+from nanochat.int8 import Int8Embedding, Int8Linear, PackedInt8Linear
 from nanochat.models import new_model
 
 PACKED_ROWS = 32  # the row count for which oneDNN orders a weight; the order is good for one row too
@@ -109,7 +111,10 @@ def pack(model: GPT) -> GPT:
     """Return a copy for inference, in the model's compute_dtype; the weights are those at the last `copy_weights`."""
     device = model.device
     dtype = model.compute_dtype
-    packed = new_model(model.config, attention="decode" if device.type == "cpu" else "sdpa")
+    config = model.config
+    if isinstance(model.head_module, Int8Embedding):
+        config = replace(config, tie_embeddings=False)  # the head's product has an order of its own
+    packed = new_model(config, attention="decode" if device.type == "cpu" else "sdpa")
     packed.compute_dtype = dtype
     packed.end_like(model)
     for block, source in zip(packed.blocks, model.blocks, strict=True):
@@ -117,9 +122,14 @@ def pack(model: GPT) -> GPT:
         assert isinstance(source, Block)
         _pack_attention(block.attn, source.attn, dtype)
     for name, module in list(packed.named_modules()):
-        if isinstance(module, nn.Linear):
-            own = model.get_submodule(name)
-            assert isinstance(own, nn.Linear)
+        if not isinstance(module, nn.Linear | nn.Embedding):
+            continue
+        own = model.head_module if name == "head" else model.get_submodule(name)
+        if isinstance(own, Int8Linear) or (name == "head" and isinstance(own, Int8Embedding)):
+            packed.set_submodule(name, PackedInt8Linear([own]))
+        elif isinstance(own, Int8Embedding):
+            packed.set_submodule(name, own)
+        elif isinstance(own, nn.Linear):
             packed.set_submodule(name, PackedLinear(own.weight.detach, dtype))
     packed.to_empty(device=device)  # most layers were replaced before they took memory
     packed.requires_grad_(False)
@@ -138,14 +148,20 @@ def _pack_attention(attention: Attention, source: Attention, dtype: torch.dtype)
     Scores do not depend on the channel order, as long as queries and keys share one.
     """
     config = source.config
-    weights = source.q.weight, source.k.weight, source.v.weight
-    order = torch.arange(sum(map(len, weights)), device=source.q.weight.device)
+    layers = source.q, source.k, source.v
+    order = torch.arange(sum(len(layer.weight) for layer in layers), device=source.q.weight.device)
     order = order.view(-1, config.head_dim)  # (heads + 2 * kv_heads, head_dim)
     heads = config.heads + config.kv_heads  # values keep their order
     rotated = order[:heads, : config.rotated_channels]
     if config.rotated_channels:  # otherwise the model rotates by tables of its own
         rotated.copy_(rotated.unflatten(1, (2, -1)).mT.flatten(1))  # channel i pairs with i + half of the rotated ones
-    attention.qkv = PackedLinear(lambda: torch.cat(weights)[order.flatten()], dtype)
+    int8 = [layer for layer in layers if isinstance(layer, Int8Linear)]
+    if len(int8) == len(layers):
+        attention.qkv = PackedInt8Linear(int8, order.flatten())
+    else:
+        attention.qkv = PackedLinear(
+            lambda: torch.cat([layer.active_weight for layer in layers]).detach()[order.flatten()], dtype
+        )
     del attention.q, attention.k, attention.v
 
 

@@ -28,7 +28,6 @@ from nanochat.errors import UserError
 
 if TYPE_CHECKING:
     from nanochat.decoder import Cache
-    from nanochat.fused import PackedLinear
     from nanochat.sharding import Shards
 
 Result = TypeVar("Result")
@@ -232,7 +231,7 @@ class Attention(nn.Module):
         self.o = Linear(config.width, config.width)
         self.ve_gate = Linear(VALUE_GATE_INPUTS, config.kv_heads) if number in config.value_layers else None
         # For inference (fused.py): one product in place of q, k and v, and the heads of each part of the result.
-        self.qkv: PackedLinear | None = None
+        self.qkv: nn.Module | None = None  # packed, for generation
         self.qkv_parts = [config.heads + config.kv_heads, config.kv_heads]
 
     def forward(self, x: Tensor, layer: LayerContext) -> Tensor:

@@ -298,13 +298,18 @@ class Trained(NamedTuple):
     checkpoint: Checkpoint
 
 
-def load_chosen(choice: ModelChoice, runtime: Runtime) -> Trained:
-    """Return the model that a command line names, rounded if it asks for that."""
+def load_chosen(choice: ModelChoice, runtime: Runtime, in_floats: bool = False) -> Trained:
+    """Return the model that a command line names, rounded if it asks for that.
+
+    in_floats: rounded weights stay parameters in fp32, as an export reads them; else a CPU keeps the whole numbers.
+    """
     found = load_model(MODELS[choice.source], choice.tag, choice.step, runtime, choice.exits)
     if choice.quant:
-        from nanochat import quant  # loaded with its flag alone
+        from nanochat import int8, quant  # loaded with the flag alone
 
-        quant.apply(found.model, choice.quant)
+        stored = quant.apply(found.model, choice.quant)
+        if runtime.device.type == "cpu" and not in_floats:
+            int8.keep_int8(found.model, stored)
     return found
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from nanochat.errors import UserError
 from nanochat.log import print0
-from nanochat.quantized import Quantized, Stored, Tensors, dequantize
+from nanochat.quantized import Quantized, Stored, Tensors
 
 if TYPE_CHECKING:
     from nanochat.gpt import GPT
@@ -152,17 +152,21 @@ def quantize_weights(weights: Tensors, recipes: Recipes, hessians: Tensors) -> S
 
 
 @torch.no_grad()
-def apply(model: "GPT", plan: str) -> None:
-    """Round a model's weights in place, by a plan; print how many. An empty plan leaves them."""
+def apply(model: "GPT", plan: str) -> Stored:
+    """Round a model's weights in place, by a plan; print how many, return their codes. An empty plan leaves them."""
     if not plan:
-        return
+        return {}
     weights = matrices(model)
     recipes = assign(plan, weights)
     if "gptq" in plan:
         raise UserError(f"--quant={plan}: gptq needs training text, leave it out")
-    for name, value in dequantize(quantize_weights(weights, recipes, {})).items():
-        weights[name].copy_(value)
+    stored: Stored = {}
+    for name, recipe in recipes.items():
+        rounded = quantize(weights[name], parse_recipe(recipe))
+        weights[name].copy_(rounded.dequantize())
+        stored[name] = rounded
     print0(f"quantization: {len(recipes)} matrices, {plan}")
+    return stored
 
 
 @torch.no_grad()

@@ -11,11 +11,12 @@ from models import SMALL, lively, model_for, tokens
 from torch import Tensor
 from torch.testing import assert_close
 
-from nanochat import attention, gpt
+from nanochat import attention, gpt, quant
 from nanochat.decoder import KVCache
 from nanochat.evals.chat import last_logits
 from nanochat.fused import copy_weights, pack
 from nanochat.gpt import GPT
+from nanochat.int8 import keep_int8
 from nanochat.param_groups import RULES
 from nanochat.tokenizer import Tokenizer
 
@@ -66,12 +67,18 @@ def check_decoding(
     dtype: torch.dtype = torch.float32,
     bound: float = 2e-6,
     exits: int = 0,
+    plan: str = "",
 ) -> None:
-    """Prompts of unequal lengths at once, then token by token past the short window, packed, are the full pass."""
+    """Prompts of unequal lengths at once, then token by token past the short window, packed, are the full pass.
+
+    plan: of rounding; the full pass has the rounded weights in fp32, the packed model their whole numbers.
+    """
     model, ids = lively(fields), tokens(3, 150)
     if exits:
         model.choose_exits(exits)
+    stored = quant.apply(model, plan)
     exact = model(ids)
+    keep_int8(model, stored)
     model.compute_dtype = dtype
     packed = pack(model)
     packed.attention = path

@@ -179,12 +179,16 @@ def test_a_trained_model_is_loaded_with_what_belongs_to_it(base, tokenizer, caps
 def test_a_chosen_model_is_rounded_where_the_command_line_asks_for_it(base, tokenizer) -> None:
     leave_model(base, "chat_sft", "a", tokenizer)
     plain, rounded = (load_chosen(ModelChoice(tag="a", quant=quant), ALONE).model for quant in ("", "int8-row"))
-    assert not torch.equal(plain.head.weight, rounded.head.weight)
-    torch.testing.assert_close(plain.head.weight, rounded.head.weight, atol=0.01, rtol=0)
+    floats = load_chosen(ModelChoice(tag="a", quant="int8-row"), ALONE, in_floats=True).model
+    assert not torch.equal(plain.head.weight, floats.head.weight)
+    torch.testing.assert_close(plain.head.weight, floats.head.weight, atol=0.01, rtol=0)
+    assert rounded.head.weight.dtype == torch.int8
+    assert torch.equal(rounded.head.active_weight, floats.head.weight)
 
 
 def test_making_models_loads_neither_quantization_nor_sharding() -> None:
-    code = "import sys, nanochat.models; print({'nanochat.quant', 'nanochat.sharding'} & set(sys.modules))"
+    later = {"nanochat.quant", "nanochat.int8", "nanochat.sharding"}
+    code = f"import sys, nanochat.models; print({later} & set(sys.modules))"
     root = Path(__file__).resolve().parent.parent
     assert subprocess.check_output([sys.executable, "-c", code], cwd=root, text=True) == "set()\n"
 

@@ -21,7 +21,7 @@ LAYERS = [
     "errors extras registry tables paths log protocols foreign config hardware timing statistics environment watch",
     "runtime outcome metrics stages settings tokenizer chat calculator checkpoint kernel_builds",
     "attention flash_packages cross_entropy fp8 quantized quant muon optim schedules",
-    "gpt induction sharding models param_groups scaling cost",
+    "gpt induction int8 sharding models param_groups scaling cost",
     "world data start tuning_plan dataloader objectives packing",
     "fused decoder engine",
     "train rollouts run",

@@ -33,7 +33,6 @@ from tracks.bases.rotary import SCALINGS, ScaledRotary, Scaling
 
 if TYPE_CHECKING:
     from nanochat.decoder import Cache
-    from nanochat.fused import PackedLinear
 
 Activation = Literal["silu", "gelu_tanh"]
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -169,7 +168,7 @@ class PublicAttention(Attention):
         self.q_norm = Norm(config, config.channels) if config.qk_norms else None
         self.k_norm = Norm(config, config.channels) if config.qk_norms else None
         self.ve_gate = None
-        self.qkv: PackedLinear | None = None
+        self.qkv: nn.Module | None = None  # packed, for generation
         self.qkv_parts = [config.heads, config.kv_heads, config.kv_heads]
 
     def forward(self, x: Tensor, layer: LayerContext) -> Tensor:

@@ -52,7 +52,7 @@ def main(config: Config) -> None:
     out = Path(config.out).expanduser() if config.out else base_dir() / f"export/{name}-{config.format}"
     # Comparisons need fp32 on both sides.
     with setup("cpu", "fp32") as runtime:
-        model, tokenizer, checkpoint = load_chosen(config, runtime)
+        model, tokenizer, checkpoint = load_chosen(config, runtime, in_floats=True)
         exported = hf.Exported(name, model, tokenizer, checkpoint.manifest, config.dtype)
         hf.export(writers[config.format], exported, out)
     print0(f"export: {out}")
