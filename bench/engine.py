@@ -4,8 +4,8 @@
     python -m bench.engine --model base/smol --quant int8-row
 
 Random weights of the same sizes and dtype, 128 new tokens in each row at temperature 1, no row ends early. The peer is
-a checkout of the public nanochat; its engine takes one prompt at a time. --quant adds our own model, rounded. --model takes
-a trained one of ours, in fp32 on a CPU. An unmeasured run warms each up.
+a checkout of the public nanochat; its engine takes one prompt at a time. --quant adds our own model, rounded. --model
+takes a trained one of ours, in fp32 on a CPU. An unmeasured run warms each up.
 """
 
 import random
