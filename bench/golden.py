@@ -46,6 +46,7 @@ from nanochat.environment import git, hardware, versions
 from nanochat.errors import UserError
 from nanochat.jobs.estimate import base_run
 from nanochat.jobs.plan import (
+    NOTHING,
     STEPS,
     TRAINING,
     PlanSettings,
@@ -250,7 +251,8 @@ def steps_of(name: str, tag: str, seed: int, words: Sequence[str]) -> list[Step]
     base = base_run(flags["base_train"], setting)
     job = make_job(setting, flags, base.tokens, {task: TASKS[task].files() for task in READ}, NEEDS)
     last = STEPS.index(setting.request.until or STEPS[-1])
-    return [step for step in job.steps if step.name not in (*LEFT_OUT, *STEPS[last + 1 :])]
+    left_out = {*LEFT_OUT, *STEPS[last + 1 :]} | {step.name for step in job.steps if step.skip == NOTHING}
+    return [step for step in job.steps if step.name not in left_out]
 
 
 def with_world(scale: GoldenScale, steps: Sequence[Step]) -> Iterator[Step]:

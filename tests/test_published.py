@@ -267,11 +267,13 @@ class Fork:
         self.folder = folder
         self.file = folder / "golden.json"
 
-    def ask(self, *flags: str, code: int = 0, base: Path | None = None) -> subprocess.CompletedProcess:
+    def run(self, *words: str, base: Path | None = None) -> subprocess.CompletedProcess:
         environment = os.environ | {"NANOCHAT_BASE_DIR": str(base or self.folder / "base"), "OMP_NUM_THREADS": "1"}
-        words = [self.python, "-m", "bench.golden", *flags]
-        done = subprocess.run(words, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=200)
-        return checked(done, code)
+        command = [self.python, *words]
+        return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=200)
+
+    def ask(self, *flags: str, code: int = 0, base: Path | None = None) -> subprocess.CompletedProcess:
+        return checked(self.run("-m", "bench.golden", *flags, base=base), code)
 
     def runs(self) -> Path:
         """Return the base folder of the runs without flags."""
@@ -283,11 +285,7 @@ class Fork:
 def fork(quick: str, tmp_path_factory: pytest.TempPathFactory) -> Fork:
     """Three runs of the scale tiny, which are published in a file of their own."""
     fork = Fork(quick, tmp_path_factory.mktemp("fork"))
-    # Whether another machine gets the committed figures is the machine's affair: the answer is either.
-    words = [fork.python, "-m", "bench.golden", "--seeds=3", "--json=committed.json"]
-    environment = os.environ | {"NANOCHAT_BASE_DIR": str(fork.folder / "base"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, cwd=fork.folder, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode in (0, 10), done.stdout + done.stderr
+    checked(fork.run("-c", "from bench.golden import train; train('tiny', 3, [])"), 0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NANOCHAT_BASE_DIR", str(fork.runs()))
         runs = [read_run(f"seed-{seed}") for seed in (1, 2, 3)]
@@ -297,8 +295,11 @@ def fork(quick: str, tmp_path_factory: pytest.TempPathFactory) -> Fork:
 
 @pytest.mark.timeout(300)
 def test_this_machine_is_near_the_committed_figures(fork) -> None:
+    """Whether it gets them is the machine's affair: it may be the one in twenty, or have another precision."""
+    done = fork.run("-m", "bench.golden", "--json=committed.json")
+    assert done.returncode in (0, 10), done.stdout + done.stderr
     found = read_json(fork.folder / "committed.json")
-    assert found["scale"] == "tiny"
+    assert (found["scale"], found["answer"] == "published") == ("tiny", done.returncode == 0)
     for row in found["rows"]:
         assert abs(row["difference"]) < 5 * row["interval"]
 
