@@ -93,7 +93,7 @@ SCALES = {
                 "--width": "64",
                 "--max-seq-len": "128",
                 "--total-batch-size": "1024",
-                "--num-iterations": "100",
+                "--num-iterations": "60",
                 "--warmup-steps": "10",
                 "--eval-bytes": "10000",
                 "--sample-every": "-1",
