@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanochat.errors import UserError
 from nanochat.log import Record, table_of
-from nanochat.multiplier import LEVEL, Multiplier, Rung, Spread, can_pair, in_words, multipliers, spread_of
+from nanochat.multiplier import LEVEL, ROUNDING, Multiplier, Rung, Spread, can_pair, in_words, multipliers, spread_of
 from nanochat.outcome import Outcome
 from nanochat.paths import base_dir, newest_manifest, read_json, saved_steps, stage_dir, write_text
 from nanochat.statistics import measured
@@ -198,9 +198,13 @@ def _terms_of(outcome: Outcome, tokenizer_tag: str) -> Terms:
     """Return what another ladder needs to have in common with a run's."""
     tokenizer = Outcome.load(stage_dir("tok_train", tokenizer_tag) / "outcome.json")
     config = outcome.config
+    size = f"{config['eval_bytes']:,} bytes"
+    if config["eval_bytes"] < 0:  # see runtime.VALIDATION_BYTES
+        on_gpu = outcome.environment["Hardware"]["GPUs"] != "none" and config["device_type"] in ("auto", "cuda")
+        size = f"as many bytes as by default on a {'GPU' if on_gpu else 'CPU'}"
     return Terms(
         tokenizer=tokenizer.artifacts.get("tokenizer.json", "")[:12],
-        validation=f"{outcome.metrics['Validation text']}, --eval-bytes={config['eval_bytes']}",
+        validation=f"{outcome.metrics['Validation text']}, {size}",
         order=f"{outcome.metrics['Data']}, {config['lanes']} lanes, rows of {config['max_seq_len']} tokens",
     )
 
@@ -355,7 +359,7 @@ def multiplier_cells(got: Multiplier) -> list[str]:
         low, high = got.measured
         if value == 0 or math.isinf(value):
             return "?"
-        return f"{value:.3f}" if low * (1 - 1e-9) <= value <= high * (1 + 1e-9) else f"{value:.3f}?"
+        return f"{value:.3f}" if low * (1 - ROUNDING) <= value <= high * (1 + ROUNDING) else f"{value:.3f}?"
 
     value = "?" if got.value is None else text(got.value)
     if got.low is None or got.high is None:
@@ -380,9 +384,8 @@ def compare_ladders(baseline: Ladder, candidate: Ladder, level: float = LEVEL) -
             f" compare: {one.validation} against {other.validation}"
         )
     same_text = bool(one.order) and (one.order, one.tokenizer) == (other.order, other.tokenizer)
-    spread = spread_of(
-        baseline.rungs, candidate.rungs, paired := same_text and can_pair(baseline.rungs, candidate.rungs)
-    )
+    paired = same_text and can_pair(baseline.rungs, candidate.rungs)
+    spread = spread_of(baseline.rungs, candidate.rungs, paired)
     found = multipliers(baseline.rungs, candidate.rungs, level, paired)
     return Comparison(baseline, candidate, level, found, spread, _notes(ladders, spread))
 

@@ -1,10 +1,10 @@
 """The compute multiplier of one ladder over another: by how much cheaper the same quality is, with an interval.
 
 A ladder is a series of depths at one recipe. The multiplier of a candidate at one of its depths is the FLOPs that the
-baseline needs for the candidate's bits per byte, divided by those that the candidate has used: 1.1 saves 10 %. The
-baseline's FLOPs are read off its curve, the logarithm of bits per byte over the logarithm of FLOPs, which is straight
-between neighbouring depths. That is exact where the curve is a power law, and beyond the baseline's depths, where the
-last piece goes on, an extrapolation.
+baseline needs for the candidate's bits per byte, divided by those that the candidate has used: above 1 the candidate is
+cheaper. The baseline's FLOPs are read off its curve, the logarithm of bits per byte over the logarithm of FLOPs, which
+is straight between neighbouring depths. That is exact where the curve is a power law, and beyond the baseline's depths,
+where the last piece goes on, an extrapolation.
 
 The interval has every multiplier that the runs do not refute: for each one a t test asks whether the candidate's mean
 lies on the baseline's curve at so many FLOPs (as Fieller's theorem does for a ratio). So the noise of the candidate,
@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 LEVEL = 0.9  # of an interval, unless another one is asked for
 BEYOND = (0.25, 0.5, 1, 2, 4, 8)  # lengths of the outermost piece, to look for the end of an interval beyond it
-HALVINGS = 25  # of the stretch that has the end of an interval
 ROUNDING = 1e-9  # of logarithms, and of multipliers near 1
 
 
@@ -59,7 +58,7 @@ class Multiplier(NamedTuple):
     low: float | None  # the interval's ends, None without an estimate of the spread; 0 and infinity: no limit was found
     high: float | None
     is_extrapolated: bool  # the value lies beyond the baseline's depths
-    is_within: bool  # the candidate's own FLOPs do not: whether it is cheaper at all needs no extrapolation
+    is_within: bool  # the candidate's FLOPs lie within the baseline's: that it is cheaper at all is not extrapolated
     measured: tuple[float, float]  # multipliers that the baseline's depths cover
 
     @property
@@ -228,42 +227,37 @@ def multipliers(
             continue
         low = high = None
         if spread.freedom:
-            is_refuted = _test(spread, baseline, rung, curve, level)
-            low = math.exp(_end(curve, place, -1, is_refuted) - own)
-            high = math.exp(_end(curve, place, 1, is_refuted) - own)
+            excess = _test(spread, baseline, rung, curve, level)
+            low = math.exp(_end(curve, place, -1, excess) - own)
+            high = math.exp(_end(curve, place, 1, excess) - own)
         value = math.exp(place - own)
         is_extrapolated = not ends[0] - ROUNDING <= place <= ends[1] + ROUNDING
         found.append(Multiplier(rung.depth, value, low, high, is_extrapolated, is_within, measured))
     return found
 
 
-def _test(spread: Spread, baseline: Sequence[Rung], rung: Rung, curve: Curve, level: float) -> Callable[[float], bool]:
-    """Return the test that refutes that the baseline has the candidate's bits per byte at x."""
+def _test(spread: Spread, baseline: Sequence[Rung], rung: Rung, curve: Curve, level: float) -> Callable[[float], float]:
+    """Return the test of x as the FLOPs at which the baseline has the candidate's bits per byte: above 0 refutes it."""
     from scipy.special import stdtrit  # not at the top: the import takes a tenth of a second
 
-    def is_refuted(x: float) -> bool:
+    def excess(x: float) -> float:
         variance, freedom = _error(spread, baseline, rung, *curve.place(x))
-        return (rung.y - curve.at(x)) ** 2 > float(stdtrit(freedom, (1 + level) / 2)) ** 2 * variance
+        return abs(rung.y - curve.at(x)) - float(stdtrit(freedom, (1 + level) / 2)) * math.sqrt(variance)
 
-    return is_refuted
+    return excess
 
 
-def _end(curve: Curve, place: float, sign: int, is_refuted: Callable[[float], bool]) -> float:
+def _end(curve: Curve, place: float, sign: int, excess: Callable[[float], float]) -> float:
     """Return where an interval around `place` ends, to the right or to the left; infinite if no end is found."""
+    from scipy.optimize import brentq
+
     inside = place
     for outside in curve.outwards(place, sign):
-        if is_refuted(outside):
-            break
+        if excess(outside) > 0:
+            # At `place` itself both sides are 0 where pairs have no spread at all.
+            return inside if excess(inside) >= 0 else float(brentq(excess, inside, outside, xtol=ROUNDING))
         inside = outside
-    else:
-        return sign * math.inf
-    for _ in range(HALVINGS):
-        middle = (inside + outside) / 2
-        if is_refuted(middle):
-            outside = middle
-        else:
-            inside = middle
-    return inside
+    return sign * math.inf
 
 
 # ---- in words ----

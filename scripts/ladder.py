@@ -63,7 +63,7 @@ def steps(config: Config, data: str, depths: list[int], seeds: list[int]) -> Ite
     finished = []
     for seed in seeds:
         for depth in depths:
-            name = f"d{depth}-s{seed}"
+            name = f"s{seed}-d{depth}"  # not -d…-s…: a miniseries of this tag would count it as its own
             tag = f"{config.tag}-{name}"
             flags = [f"--depth={depth}", f"--seed={seed}", *words_of(config)]
             yield training_step(

@@ -58,7 +58,7 @@ def leave_runs(
     tags = []
     for seed in seeds:
         for depth in depths:
-            tags.append(f"{tag}-d{depth}-s{seed}")
+            tags.append(f"{tag}-s{seed}-d{depth}")
             bpb = {"value": scores(tag, seed)[depth], "stderr": 0.01, "format": ".4f"}
             metrics = {
                 "Number of parameters": 100 * depth,
@@ -74,7 +74,7 @@ def leave_runs(
                 "Validation text": text,
             }
             config = {"depth": depth, "seed": seed, "target_flops": -1.0, "lanes": 64, "max_seq_len": 64}
-            config |= {"eval_bytes": -1} | changes.get("config", {})
+            config |= {"eval_bytes": 3000, "device_type": "auto"} | changes.get("config", {})
             leave(base, "base_train", tags[-1], config=config, metrics=metrics | changes.get("metrics", {}))
     return tags
 
@@ -90,7 +90,7 @@ def test_a_ladder_is_written_and_read_again(base) -> None:
     assert [(rung.depth, rung.flops, len(rung.bpb), rung.seeds) for rung in made.rungs] == [
         (depth, pytest.approx(flops), 2, (1, 2)) for depth, flops in FLOPS.items()
     ]
-    assert made.terms == Terms("abc", "v, --eval-bytes=-1", "letters, 64 lanes, rows of 64 tokens")
+    assert made.terms == Terms("abc", "v, 3,000 bytes", "letters, 64 lanes, rows of 64 tokens")
     for name in ("mine", str(base / "ladder/mine"), str(base / "ladder/mine/curve.log")):
         found = find_ladder(name)
         assert (found.name, found.terms) == ("mine", made.terms)
@@ -104,11 +104,19 @@ def test_a_ladder_is_written_and_read_again(base) -> None:
     assert (base / "ladder/mine/curve.log").read_text(encoding="utf-8") == text
 
 
+def test_the_default_of_validation_text_differs_between_devices(base) -> None:
+    assert (
+        finished(base, "gpu", config={"eval_bytes": -1}).terms.validation == "v, as many bytes as by default on a GPU"
+    )
+    cpu = finished(base, "cpu", config={"eval_bytes": -1, "device_type": "cpu"}).terms.validation
+    assert cpu == "v, as many bytes as by default on a CPU"
+
+
 def test_the_columns_are_those_of_the_public_curve(base) -> None:
     finished(base, "mine", seeds=[3], config={"target_flops": 1e12})
     line = (base / "ladder/mine/curve.log").read_text(encoding="utf-8").splitlines()[0]
     assert parse_line(line) == {
-        "model_tag": "mine-d1-s3",
+        "model_tag": "mine-s3-d1",
         "depth": "1",
         "base.num_params": "100",
         "base.num_scaling_params": "70",
@@ -123,7 +131,7 @@ def test_the_columns_are_those_of_the_public_curve(base) -> None:
         "base.seed": "3",
         "base.val_bpb_stderr": "0.01",
         "ladder.tokenizer": "abc",
-        "ladder.validation": "v, --eval-bytes=-1",
+        "ladder.validation": "v, 3,000 bytes",
         "ladder.order": "letters, 64 lanes, rows of 64 tokens",
     }
 
@@ -161,7 +169,7 @@ def test_the_card_has_the_runs_the_curve_and_a_picture(base) -> None:
     record = read_json(base / "ladder/mine/outcome.json")
     assert [table["title"] for table in record["tables"]] == ["Runs", "The curve"]
     assert [row[:3] for row in record["tables"][0]["rows"]] == [
-        [f"mine-d{depth}-s{seed}", depth, seed] for depth in FLOPS for seed in (1, 2)
+        [f"mine-s{seed}-d{depth}", depth, seed] for depth in FLOPS for seed in (1, 2)
     ]
     assert record["curves"][0]["series"]["mine"][0] == pytest.approx([12, 12.903, 13.699], abs=1e-3)
     assert 0 < record["metrics"]["Relative spread over seeds"]["value"] < 0.1  # percent
@@ -241,7 +249,7 @@ def test_a_miniseries_is_a_ladder_of_one_seed(base) -> None:
         ),
         (
             lambda base: finished(base, "f", metrics={"Final validation bpb": "n/a"}),
-            "f-d1-s1 has no bits per byte on validation text: train it without --eval-every=-1",
+            "f-s1-d1 has no bits per byte on validation text: train it without --eval-every=-1",
         ),
         (
             lambda base: finished(base, "g", metrics={"Total training flops": {"value": 1e12}}),

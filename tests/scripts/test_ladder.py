@@ -22,13 +22,13 @@ def test_a_ladder_that_is_killed_goes_on_and_two_are_compared(series, quick, bas
         subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=out) as run,
     ):
         end = time.monotonic() + 120
-        while not (base / "ladder/one/d2-s1.json").exists():  # its third step has begun
+        while not (base / "ladder/one/s1-d2.json").exists():  # its third step has begun
             assert time.monotonic() < end
             assert run.poll() is None
             time.sleep(0.02)
         run.send_signal(signal.SIGKILL)
     done = {path: path.stat().st_mtime_ns for path in base.glob("*/one*/outcome.json")}
-    assert {path.parent.name for path in done} >= {"one", "one-d1-s1"}
+    assert {path.parent.name for path in done} >= {"one", "one-s1-d1"}
     assert not (base / "ladder/one/curve.log").exists()
     # The step at work outlives the killed job, and holds its folder until it has ended.
     command = [*words, "--out=one.md"]
@@ -39,12 +39,12 @@ def test_a_ladder_that_is_killed_goes_on_and_two_are_compared(series, quick, bas
         assert time.monotonic() < end
         time.sleep(0.2)
     assert again.returncode == 0, again.stderr
-    assert ENDED.findall(again.stdout)[:2] == ["tok_train", "d1-s1"]
+    assert ENDED.findall(again.stdout)[:2] == ["tok_train", "s1-d1"]
     assert done == {path: path.stat().st_mtime_ns for path in done}
     lines = (base / "ladder/one/curve.log").read_text(encoding="utf-8").splitlines()
-    assert [line.split()[1] for line in lines] == [f"model_tag=one-d{d}-s{s}" for s in (1, 2) for d in (1, 2)]
+    assert [line.split()[1] for line in lines] == [f"model_tag=one-s{s}-d{d}" for s in (1, 2) for d in (1, 2)]
     card = (tmp_path / "one.md").read_text(encoding="utf-8")
-    assert len(re.findall(r"^\| one-d[12]-s[12] ", card, re.MULTILINE)) == 4
+    assert len(re.findall(r"^\| one-s[12]-d[12] ", card, re.MULTILINE)) == 4
     assert "## Ladder" in card
     assert "![Bits per byte against compute](one/ladder-one-1.svg)" in card
 
