@@ -390,6 +390,13 @@ def compare_ladders(baseline: Ladder, candidate: Ladder, level: float = LEVEL) -
     return Comparison(baseline, candidate, level, found, spread, _notes(ladders, spread))
 
 
+def _spreads(rungs: Sequence[Rung]) -> list[float]:
+    """Return the relative spread over seeds of each depth that has several."""
+    depths = dict.fromkeys(rung.depth for rung in rungs)
+    spreads = [spread_of([rung for rung in rungs if rung.depth == depth], [], paired=False) for depth in depths]
+    return [math.sqrt(spread.single) for spread in spreads if spread.freedom]
+
+
 def _notes(ladders: tuple[Ladder, Ladder], spread: Spread) -> list[str]:
     notes = []
     single = [ladder.name for ladder in ladders if all(len(rung.bpb) == 1 for rung in ladder.rungs)]
@@ -399,8 +406,10 @@ def _notes(ladders: tuple[Ladder, Ladder], spread: Spread) -> list[str]:
         notes.append(f"Each depth of {single[0]} has one run: the spread over seeds is that of the other ladder.")
     if spread.freedom:
         how = "paired by seed" if spread.is_paired else "not paired"
+        spreads = _spreads([*ladders[0].rungs, *ladders[1].rungs])
         notes.append(
-            f"Runs are {how}; one relative spread over seeds for all depths, {spread.freedom} degrees of freedom."
+            f"Runs are {how}; one relative spread over seeds for all depths, {spread.freedom} degrees of freedom"
+            f" (by depth it is {100 * min(spreads):.2f} to {100 * max(spreads):.2f} %)."
         )
     one, other = (ladder.terms.tokenizer for ladder in ladders)
     if one and other and one != other:

@@ -183,6 +183,10 @@ def test_two_ladders_are_compared_and_the_report_does_it_too(base) -> None:
     one, other = finished(base, "mine"), finished(base, "better")
     result = compare_ladders(one, other)
     assert result.spread.is_paired
+    [note] = result.notes
+    assert re.fullmatch(
+        r"Runs are paired by seed; .*, 3 degrees of freedom \(by depth it is 0\.\d\d to 0\.\d\d %\)\.", note
+    )
     assert [got.verdict for got in result.found] == ["cheaper"] * 3
     assert [got.value for got in result.found] == pytest.approx([0.98 ** (-1 / 0.08)] * 3, rel=0.02)
     assert result.words == (
