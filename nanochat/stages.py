@@ -81,7 +81,9 @@ STAGES = [
     Stage("chat_eval_rl", "Chat evaluation rl", "chat_rl", source="rl", column="RL", headline=SHOWN),
 ]
 # Titles in the report card, also of commands that are not part of the main job.
-TITLES = {stage.name: stage.section for stage in STAGES} | registry.SECTIONS | {"scaling": "Scaling"}
+TITLES = (
+    {stage.name: stage.section for stage in STAGES} | registry.SECTIONS | {"scaling": "Scaling", "ladder": "Ladder"}
+)
 MODELS = {stage.source: stage.parent for stage in STAGES if stage.source and stage.parent}  # --source → stage
 Source = Literal["base", "mid", "sft", "dpo", "rl"]  # type of such a flag: the keys
 

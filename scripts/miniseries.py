@@ -10,12 +10,12 @@ Does a change help at every size? Run the same command again to resume: finished
 from collections.abc import Iterator
 
 from nanochat.config import option, options, run_script
-from nanochat.errors import UserError
 from nanochat.jobs.runner import Step
 from nanochat.jobs.series import (
     SeriesSettings,
-    check_flags,
     launch_on_all_gpus,
+    parse_numbers,
+    plan_depths,
     refuse_own,
     report_step,
     run_series,
@@ -54,15 +54,8 @@ def main(config: Config) -> None:
     data = source_of(config, "auto")
     words = words_of(config)
     refuse_own(words, {"--depth": "--depths"})
-    depths = config.depths.split(",")
-    if not all(depth.isdecimal() and int(depth) for depth in depths):
-        raise UserError(f"--depths={config.depths} has to be a list of depths like 8,10,12")
-    tokenizer = f"--tokenizer-tag={config.tag}"
-    planned = depths if "--dry-run" in words else depths[:1]  # one plan shows a mistake in a flag
-    plans = [
-        check_flags("scripts.base_train", [f"--data={data}", tokenizer, f"--depth={depth}", *words])
-        for depth in planned
-    ]
+    depths = parse_numbers("--depths", config.depths, "depths like 8,10,12")
+    plans = plan_depths(config, data, depths)
     if "--dry-run" in words:
         print0(*plans, sep="\n\n")
         return

@@ -18,8 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Lowest first; a module imports from lower layers and from what stands to its left. A package is one entry.
 LAYERS = [
-    "errors extras registry tables paths log protocols foreign config hardware timing statistics environment watch",
-    "runtime outcome metrics stages settings tokenizer chat calculator checkpoint kernel_builds",
+    "errors extras registry tables paths log protocols foreign config hardware timing statistics multiplier environment"
+    " watch",
+    "runtime outcome ladder metrics stages settings tokenizer chat calculator checkpoint kernel_builds",
     "attention flash_packages cross_entropy fp8 quantized quant muon optim schedules",
     "gpt induction int8 sharding models param_groups scaling cost",
     "world data start tuning_plan dataloader objectives packing",

@@ -145,6 +145,25 @@ def check_flags(module: str, words: list[str], variables: Mapping[str, str] = Ma
     return done.stdout.strip()
 
 
+def parse_numbers(flag: str, text: str, what: str, least: int = 1) -> list[int]:
+    """Return the numbers of a flag, separated by commas. what: their name in a complaint, with an example."""
+    numbers = text.split(",")
+    if not all(number.isdecimal() and int(number) >= least for number in numbers):
+        raise UserError(f"{flag}={text} has to be a list of {what}")
+    return [int(number) for number in numbers]
+
+
+def plan_depths(config: SeriesSettings, data: str, depths: list[int]) -> list[str]:
+    """Let scripts.base_train plan the depths of a series, and return the plans; a complaint is a UserError.
+
+    Only a dry run plans all of them: one plan shows a mistake in a flag.
+    """
+    words = words_of(config)
+    planned = depths if "--dry-run" in words else depths[:1]
+    own = [f"--data={data}", f"--tokenizer-tag={config.tag}"]
+    return [check_flags("scripts.base_train", [*own, f"--depth={depth}", *words]) for depth in planned]
+
+
 def refuse_own(words: list[str], own: dict[str, str]) -> None:
     """Raise a UserError for a word of --flags that the series sets itself. own: flag → flag of the series to use."""
     for word in words:

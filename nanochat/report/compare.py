@@ -14,6 +14,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from nanochat.errors import UserError
+from nanochat.ladder import STAGE as LADDER
+from nanochat.ladder import compare_ladders, ladder_of_record
 from nanochat.log import Record, format_value, table_of, terminal_table
 from nanochat.outcome import Outcome
 from nanochat.paths import read_jsonl, read_sha256, text_sha256
@@ -99,7 +102,18 @@ def compare(runs: Sequence[Record], names: Sequence[str]) -> str:
             table_of(f"{title}: share of correct answers", ANSWERS, _answer_rows(runs, stages)),
         ]
         lines += [f"\n{terminal_table(table)}" for table in tables if table["rows"]]
+        if name == LADDER:
+            lines.append(f"\n{_multipliers(stages)}")
     return "\n".join(lines)
+
+
+def _multipliers(stages: Sequence[Record]) -> str:
+    """Return the compute multipliers of B over A, two ladders, as text; why there are none, if they do not compare."""
+    try:
+        one, other = (ladder_of_record(stage, name) for stage, name in zip(stages, ("A", "B"), strict=True))
+        return terminal_table(compare_ladders(one, other).table())
+    except UserError as error:
+        return f"Compute multiplier: {error}"
 
 
 # ---- the figures for a stage ----
