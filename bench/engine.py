@@ -9,7 +9,9 @@ takes a trained one of ours, in fp32 on a CPU. An unmeasured run warms each up.
 """
 
 import random
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 from bench.common import Figure, compare, contenders, our_model, parser_of, reference_model
 from bench.findings import Findings
@@ -19,7 +21,11 @@ VOCABULARY = 4096
 LENGTH = 1024
 NEW = 128
 RESERVED = 9  # ids of special tokens
-FIGURES = [Figure("rate", "tokens/s", less_is_better=False, shown=",.0f"), Figure("memory", "MB", shown=",.0f")]
+FIGURES = [
+    Figure("rate", "tokens/s", less_is_better=False, shown=",.0f"),
+    Figure("memory", "MB", shown=",.0f"),  # at most, also while a model was loaded and rounded
+    Figure("held", "MB held", shown=",.0f"),
+]
 
 
 def prompts(count: int, vocabulary: int = VOCABULARY) -> list[list[int]]:
@@ -27,6 +33,11 @@ def prompts(count: int, vocabulary: int = VOCABULARY) -> list[list[int]]:
     rng = random.Random(7)
     lengths = [rng.randint(16, 128) for _ in range(count)] if count > 1 else [64]
     return [[rng.randrange(vocabulary - RESERVED) for _ in range(length)] for length in lengths]
+
+
+def held_memory() -> float:
+    """Return the memory of this process in MB, as it is now; Linux only."""
+    return int(re.search(r"VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024 / 1e6
 
 
 def ours(depth: int, count: int, samples: int, trained: str = "", plan: str = "") -> tuple[Callable, Callable]:
@@ -44,21 +55,25 @@ def ours(depth: int, count: int, samples: int, trained: str = "", plan: str = ""
         source, _, tag = trained.partition("/")
         with setup("cpu", "fp32") as runtime:
             model = load_chosen(ModelChoice(source=source, tag=tag, quant=plan), runtime).model
+        if model.config.max_seq_len < 2 * NEW:
+            raise SystemExit(f"{trained} has a context of {model.config.max_seq_len} tokens: {2 * NEW} are needed")
     else:
         model, _ = our_model(VOCABULARY, depth, 64 * depth, depth, depth, max_seq_len=LENGTH, bos_id=0)
         stored = quant.apply(model, plan)
         if model.device.type == "cpu":
             int8.keep_int8(model, stored)
-    special = dict(zip(SPECIAL_TOKENS, range(VOCABULARY - RESERVED, VOCABULARY), strict=True))
+    vocabulary = model.config.vocab_size
+    special = dict(zip(SPECIAL_TOKENS, range(vocabulary - RESERVED, vocabulary), strict=True))
     # No row ends early.
     tokenizer = SimpleNamespace(special_tokens=special, turn_ends=(), encode=lambda text: [1], decode=lambda ids: "")
     engine = Engine(model, tokenizer)
     options = {"temperature": 1.0, "stop": frozenset()}
-    requests = [Request(prompt, NEW, n=samples, **options) for prompt in prompts(count)]
+    requests = [Request(prompt, NEW, n=samples, **options) for prompt in prompts(count, vocabulary)]
     engine.generate(requests)  # warm-up
+    held = held_memory()
 
-    def facts(answers: list) -> dict[str, int]:
-        return {"count": sum(len(one.tokens) for completions in answers for one in completions)}
+    def facts(answers: list) -> dict[str, float]:
+        return {"count": sum(len(one.tokens) for completions in answers for one in completions), "held": held}
 
     return lambda: engine.generate(requests), facts
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from nanochat.attention import RotaryTable
 from nanochat.gpt import GPT, Attention, Block
-from nanochat.int8 import Int8Embedding, Int8Linear, PackedInt8Linear
+from nanochat.int8 import Int8, Int8Embedding, Int8Linear, PackedInt8Linear
 from nanochat.models import new_model
 
 PACKED_ROWS = 32  # the row count for which oneDNN orders a weight; the order is good for one row too
@@ -108,7 +108,10 @@ class PairTable(nn.Module):
 
 @torch.inference_mode()
 def pack(model: GPT) -> GPT:
-    """Return a copy for inference, in the model's compute_dtype; the weights are those at the last `copy_weights`."""
+    """Return a copy for inference, in the model's compute_dtype; the weights are those at the last `copy_weights`.
+
+    Whole numbers (int8.py) are fixed, and tables of them are shared with the model.
+    """
     device = model.device
     dtype = model.compute_dtype
     config = model.config
@@ -122,15 +125,15 @@ def pack(model: GPT) -> GPT:
         assert isinstance(source, Block)
         _pack_attention(block.attn, source.attn, dtype)
     for name, module in list(packed.named_modules()):
-        if not isinstance(module, nn.Linear | nn.Embedding):
-            continue
-        own = model.head_module if name == "head" else model.get_submodule(name)
-        if isinstance(own, Int8Linear) or (name == "head" and isinstance(own, Int8Embedding)):
-            packed.set_submodule(name, PackedInt8Linear([own]))
-        elif isinstance(own, Int8Embedding):
+        if isinstance(module, nn.Linear):
+            own = model.head_module if name == "head" else model.get_submodule(name)  # a tied table is the head
+            assert isinstance(own, nn.Linear | Int8)
+            is_int8 = isinstance(own, Int8)
+            packed.set_submodule(
+                name, PackedInt8Linear([own], dtype) if is_int8 else PackedLinear(own.weight.detach, dtype)
+            )
+        elif isinstance(module, nn.Embedding) and isinstance(own := model.get_submodule(name), Int8Embedding):
             packed.set_submodule(name, own)
-        elif isinstance(own, nn.Linear):
-            packed.set_submodule(name, PackedLinear(own.weight.detach, dtype))
     packed.to_empty(device=device)  # most layers were replaced before they took memory
     packed.requires_grad_(False)
     # Cast once here instead of in every forward.
@@ -155,9 +158,9 @@ def _pack_attention(attention: Attention, source: Attention, dtype: torch.dtype)
     rotated = order[:heads, : config.rotated_channels]
     if config.rotated_channels:  # otherwise the model rotates by tables of its own
         rotated.copy_(rotated.unflatten(1, (2, -1)).mT.flatten(1))  # channel i pairs with i + half of the rotated ones
-    int8 = [layer for layer in layers if isinstance(layer, Int8Linear)]
-    if len(int8) == len(layers):
-        attention.qkv = PackedInt8Linear(int8, order.flatten())
+    rounded = [layer for layer in layers if isinstance(layer, Int8Linear)]
+    if len(rounded) == len(layers):
+        attention.qkv = PackedInt8Linear(rounded, dtype, order.flatten())
     else:
         attention.qkv = PackedLinear(
             lambda: torch.cat([layer.active_weight for layer in layers]).detach()[order.flatten()], dtype

@@ -1,22 +1,25 @@
-"""Layers of whole numbers with a scale for each row (`--quant` on a CPU): one byte a weight, and no fp32 copy of it.
+"""Layers of whole numbers with a scale for each row: what `--quant` leaves of a model on a CPU.
 
 The numbers themselves are multiplied, and the products scaled: what is computed is the rounded model, not a further
-approximation of it. A packed layer (fused.py) keeps them as fp16, in which they are exact, in the order of FBGEMM's
-product: that reads half of fp32's bytes, which is what one row waits for.
+approximation of it. A model holds a byte for each weight. Packed for generation (fused.py) there are two more: FBGEMM's
+product takes fp16, in which the numbers are exact, and reads half the bytes of fp32.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanochat.gpt import GPT, Embedding, Linear
-from nanochat.quantized import Quantized, Stored
+from nanochat.quantized import Quantized
+
+HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines  # on x86
+FEW_ROWS = 64  # up to so many, reading the weights takes longer than multiplying
 
 
-class _Int8(nn.Module):
-    """A layer's matrix. No parameter and no buffer: casts of a model pass it by."""
+class Int8(nn.Module):
+    """A layer's matrix. It is fixed: no parameter or buffer, so casts, `state_dict` and optimizers pass it by."""
 
     def __init__(self, matrix: Quantized) -> None:
         super().__init__()
@@ -29,14 +32,14 @@ class _Int8(nn.Module):
         return self.weight.float() * self.scales[:, None]
 
 
-class Int8Linear(_Int8):
+class Int8Linear(Int8):
     """A linear layer for many rows at a time, as evaluations have them: its numbers are cast for each product."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return (F.linear(x, self.weight.to(x.dtype)) * self.scales).to(x.dtype)
+        return _scaled_product(x, self.weight, self.scales)
 
 
-class Int8Embedding(_Int8):
+class Int8Embedding(Int8):
     """A table, of which rows are scaled when they are read."""
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -44,41 +47,44 @@ class Int8Embedding(_Int8):
 
 
 class PackedInt8Linear(nn.Module):
-    """Int8 layers with a common input as one product for a few rows at a time.
+    """Int8 layers with a common input as one product, for generation. It does not follow `copy_weights`.
 
-    order: of the rows, which are the outputs (None: as they are).
+    dtype: of the inputs. order: of the rows, which are the outputs (None: as they are).
     """
 
-    def __init__(self, layers: Sequence[_Int8], order: Tensor | None = None) -> None:
+    def __init__(self, layers: Sequence[Int8], dtype: torch.dtype, order: Tensor | None = None) -> None:
         super().__init__()
-        weight = torch.cat([layer.weight for layer in layers])
+        weight = torch.cat([layer.weight for layer in layers]) if len(layers) > 1 else layers[0].weight
         scales = torch.cat([layer.scales for layer in layers])
         if order is not None:
             weight, scales = weight[order], scales[order]
         self.scales = scales
-        self.plain = None if HAS_FBGEMM else weight
+        # Prompts in bf16 have a faster product of their own on some CPUs.
+        self.plain = weight if dtype == torch.bfloat16 or not HAS_FBGEMM else None
         self.packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), None) if HAS_FBGEMM else None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.packed is None:
-            assert self.plain is not None  # one of both is set
-            product = F.linear(x, self.plain.to(x.dtype))
-        else:
-            product = torch.ops.quantized.linear_dynamic_fp16(x.float(), self.packed)
+        is_many = x.numel() > FEW_ROWS * x.shape[-1]
+        if self.plain is not None and (is_many or self.packed is None):
+            return _scaled_product(x, self.plain, self.scales)
+        product = torch.ops.quantized.linear_dynamic_fp16(x.float(), self.packed)
         return (product * self.scales).to(x.dtype)
 
 
-HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines  # on x86
+def _scaled_product(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    """Return x times rows of whole numbers, scaled afterwards. fp16 would overflow before that, so it becomes fp32."""
+    factor = x.float() if x.dtype == torch.float16 else x
+    return (F.linear(factor, weight.to(factor.dtype)) * scales).to(x.dtype)
 
 
-def keep_int8(model: GPT, stored: Stored) -> None:
+def keep_int8(model: GPT, stored: Mapping[str, Quantized]) -> None:
     """Let a model's linear layers and tables keep the whole numbers that they were rounded to, in place of floats.
 
-    stored: parameter's name → its numbers. What is no matrix of such a layer stays as it is.
+    stored: parameter's name → its numbers. Other parameters stay as they are.
     """
     for name, module in list(model.named_modules()):
         matrix = stored.get(f"{name}.weight")
-        if not isinstance(matrix, Quantized):
+        if matrix is None:
             continue
         if isinstance(module, Linear):
             model.set_submodule(name, Int8Linear(matrix))

@@ -305,7 +305,7 @@ def load_chosen(choice: ModelChoice, runtime: Runtime, in_floats: bool = False) 
     """
     found = load_model(MODELS[choice.source], choice.tag, choice.step, runtime, choice.exits)
     if choice.quant:
-        from nanochat import int8, quant  # loaded with the flag alone
+        from nanochat import int8, quant
 
         stored = quant.apply(found.model, choice.quant)
         if runtime.device.type == "cpu" and not in_floats:

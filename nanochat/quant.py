@@ -152,7 +152,7 @@ def quantize_weights(weights: Tensors, recipes: Recipes, hessians: Tensors) -> S
 
 
 @torch.no_grad()
-def apply(model: "GPT", plan: str) -> Stored:
+def apply(model: "GPT", plan: str) -> dict[str, Quantized]:
     """Round a model's weights in place, by a plan; print how many, return their codes. An empty plan leaves them."""
     if not plan:
         return {}
@@ -160,7 +160,7 @@ def apply(model: "GPT", plan: str) -> Stored:
     recipes = assign(plan, weights)
     if "gptq" in plan:
         raise UserError(f"--quant={plan}: gptq needs training text, leave it out")
-    stored: Stored = {}
+    stored = {}
     for name, recipe in recipes.items():
         rounded = quantize(weights[name], parse_recipe(recipe))
         weights[name].copy_(rounded.dequantize())

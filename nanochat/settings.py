@@ -71,7 +71,9 @@ class ModelChoice(CheckpointChoice):
 
     source: Source = option("sft", "training stage of the model", short="-i")
     # nanochat/quant.py has the grammar.
-    quant: str = option("", "quantize the weights by this recipe or plan, like int8-row (default: none)")
+    quant: str = option(
+        "", "quantize the weights by this recipe or plan, like int8-row; a CPU computes with it (default: none)"
+    )
 
     def evaluation_tag(self, asked: str = "") -> str:
         """Return the name of an evaluation's folder; a quantized model's answers stay beside the model's own."""

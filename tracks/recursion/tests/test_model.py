@@ -182,6 +182,7 @@ def test_every_configuration_is_one_model_in_all_ways(name, tmp_path, monkeypatc
     check_packed_weights(fields)
     check_decoding(fields, "decode", torch.float32, 2e-6)
     check_decoding(fields, "decode", torch.bfloat16, 0.03)
+    check_decoding(fields, "decode", plan="int8-row", bound=2e-5)
     check_letters(fields)
     check_decisions(fields, tmp_path, monkeypatch)
     check_answers_in_parts(lively(fields), monkeypatch)
