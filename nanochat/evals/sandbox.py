@@ -62,6 +62,18 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Used:
+    """What a contained program and all its processes have used, as counted outside.
+
+    The time of a process is exact if its parent waits for it, or if it runs until the program ends. Of any other the
+    last contained.POLL_SECONDS may be missing, so all of one that was shorter; `processes` bounds how much that is.
+    """
+
+    cpu_seconds: float
+    processes: int  # and threads, that were started
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The result of running a program.
 
@@ -73,6 +85,7 @@ class Verdict:
     passed: bool  # the program ran to its last line
     output: str
     forgeable: bool = False  # tests whose arguments are not plain data can run only in the answer's own process
+    used: Used | None = None  # None: it has not ended by itself, or is not contained
 
 
 def side_by_side(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
@@ -179,7 +192,9 @@ def _start(
     with (
         contextlib.nullcontext("/") if is_contained else _own_folder() as folder,
         _output() as output,
+        _output() as report,
     ):
+        task["report"] = report.fileno()
         child = subprocess.Popen(
             [python, "-IS", contained.__file__],
             stdin=subprocess.PIPE,
@@ -188,7 +203,7 @@ def _start(
             cwd=folder,
             env={},
             start_new_session=True,
-            pass_fds=descriptors,
+            pass_fds=(*descriptors, report.fileno()),
         )
         for descriptor in descriptors:
             os.close(descriptor)  # so that the program's end is an end of file for the other side
@@ -201,7 +216,7 @@ def _start(
             # Everything before the word is the program's output.
             before, found, _ = text.rpartition(f"\n{word}\n")
             passed = bool(found) and child.returncode == 0
-            return Verdict(passed, before if found else text, child.returncode == NOT_PLAIN)
+            return Verdict(passed, before if found else text, child.returncode == NOT_PLAIN, _used(report))
 
         assert child.stdin is not None  # a pipe
         try:
@@ -230,6 +245,13 @@ def _remove_abandoned() -> None:
         with contextlib.suppress(OSError):  # of another user, or removed meanwhile
             if path.lstat().st_mtime < time.time() - ABANDONED and path.lstat().st_uid == os.getuid():
                 shutil.rmtree(path)
+
+
+def _used(report: IO[bytes]) -> Used | None:
+    """Return what the watching process has written at its end, if it has."""
+    report.seek(0)
+    words = report.read().split()
+    return Used(float(words[0]), int(words[1])) if words else None
 
 
 def _output() -> IO[bytes]:
