@@ -231,7 +231,7 @@ def _end_others() -> None:
 def _watch(first: int, cpu_seconds: float, report: int) -> None:
     """Wait for a process and end with its status; kill it if all below it have used up the processor time together.
 
-    report: a descriptor to write to, at the end: the processor time of all of them, and how many there were.
+    report: a descriptor to write to, at the end: the processor time of all of them, and how many were started.
     """
     os.stat(f"/proc/self/task/{os.getpid()}/children")  # OSError: this kernel does not list children
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
@@ -240,7 +240,7 @@ def _watch(first: int, cpu_seconds: float, report: int) -> None:
     while True:
         ended, status, usage = os.wait4(first, os.WNOHANG)
         if ended:
-            # The kernel knows the time of what was waited for; a process whose parent ignores its end was only seen.
+            # The kernel counts a process once it was waited for; one whose parent ignores its end was only seen here.
             known = max(usage.ru_utime + usage.ru_stime, sum(used.values()))
             os.write(report, f"{known} {created}".encode())
             _exit_like(status)

@@ -65,12 +65,12 @@ class Case:
 class Used:
     """What a contained program and all its processes have used, as counted outside.
 
-    The time of a process is exact if its parent waits for it, or if it runs until the program ends. Of any other the
-    last contained.POLL_SECONDS may be missing, so all of one that was shorter; `processes` bounds how much that is.
+    The time of a process is exact, unless its parent has chosen not to wait for it. Then what it has used in its last
+    contained.POLL_SECONDS may be missing, so all of a shorter one: `processes` bounds how much that is.
     """
 
     cpu_seconds: float
-    processes: int  # and threads, that were started
+    processes: int  # and threads, that were started up to the last process that was seen
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ ODD = 0.01  # few pairs whose spread is this unlikely, for the noise floor, are 
 POWER = 0.9  # a difference "shows" if it is kept with this chance
 MOST_PAIRS = 256  # that an answer advises
 UNEQUAL = 0.001  # level at which pairs have to refute equal work, each time that one more is there
-SLOWER = (1.1, 1.5)  # and how many times the incumbent's processor time this is, at least and at most
+SLOWER = (1.1, 1.5)  # times the incumbent's processor time: below the first the work is equal, above the second never
 
 
 class Noise(NamedTuple):
@@ -107,9 +107,9 @@ def _squares(values: Sequence[float]) -> float:
 
 
 def slower(floor: Sequence[float], pairs: int) -> float:
-    """Return how many times the incumbent's processor time so many pairs may take: with more, the work is not equal.
+    """Return how many times the incumbent's processor time a candidate may take, in the geometric mean of some pairs.
 
-    floor: processor times of the noise floor, whose runs have the same work. The mean is that of logarithms.
+    floor: processor times of the noise floor, whose runs have the same work: their spread is chance.
     """
     from scipy import stats
 

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,12 +81,13 @@ class Repository:
         found.pop("PYTHONDONTWRITEBYTECODE", None)  # compiled files beside the code change nothing
         return found
 
-    def agent(self, ideas: list[dict[str, str]], series: str, *flags: str) -> subprocess.Popen[str]:
-        """Start the agent of a series, whose script has these ideas."""
+    @contextmanager
+    def agent(self, ideas: list[dict[str, str]], series: str, *flags: str) -> Iterator[subprocess.Popen[str]]:
+        """Start the agent of a series, whose script has these ideas; it is killed at the end, if it still runs."""
         script = self.base / "ideas.json"
         script.write_text(json.dumps(ideas), encoding="utf-8")
         words = [str(AGENT), str(self.root), str(self.base), series, str(script), *flags]
-        return subprocess.Popen(
+        with subprocess.Popen(
             [sys.executable, *words],
             env=self.variables,
             cwd=self.root,
@@ -92,7 +95,12 @@ class Repository:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-        )
+        ) as agent:
+            try:
+                yield agent
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(agent.pid, signal.SIGKILL)
 
     def replace(self, name: str, old: str, new: str) -> None:
         path = self.root / name
@@ -230,7 +238,7 @@ def idea(name: str, file: str, old: str, new: str) -> dict[str, str]:
 # What the agent tries: its script. The third one is asked about after the second was kept.
 EASIER_TEXT = idea("an easier text", "nanochat/evals/bpb.py", "import math\n", "import math  # mine\n")
 LEARNING_HEAD = idea("a head that learns", SETTINGS, FAULTY, SOUND)
-MILDER_JUDGE = idea("a milder judge", "scripts/trial.py", "import Count,", "import Count,  # mine\n   ")
+MILDER_JUDGE = idea("a milder judge", "scripts/trial.py", ", run_script\n", ", run_script  # mine\n")
 
 
 def said_by(agent: subprocess.Popen[str], seconds: float) -> list[str]:
@@ -253,8 +261,8 @@ def test_an_agent_spends_a_night_as_its_page_says(repository: Repository) -> Non
     try:
         answers = []
         for _ in range(2):
-            agent = repository.agent(ideas, "default", *TINY)
-            answers += said_by(agent, 200)
+            with repository.agent(ideas, "default", *TINY) as agent:
+                answers += said_by(agent, 200)
             assert agent.returncode == MISTAKE  # the holdout stays sealed
         assert subjects(repository.root) == ["a head that learns", "the incumbent"]
     finally:
@@ -267,8 +275,10 @@ def test_an_agent_spends_a_night_as_its_page_says(repository: Repository) -> Non
         "a head that learns: is committed",
         "a milder judge: is remembered",
     ]
-    kept, last = [record for record in repository.records if record["kind"] == "trial"][-2:]
-    assert (kept["answer"], last["refused"]) == ("keep", "frozen")
+    trials = [record for record in repository.records if record["kind"] == "trial"]
+    [kept] = [record for record in trials if record["answer"] == "keep"]
+    last = trials[-1]
+    assert last["refused"] == "frozen"
     assert kept["candidate"]["code"] == last["incumbent"]["code"]  # the next question compares with what was kept
     assert repository.runs() == before
 
@@ -305,7 +315,7 @@ def test_a_series_that_kept_nothing_keeps_its_holdout_sealed(repository: Reposit
     assert (found.status, "the holdout stays sealed" in found.complaint) == (MISTAKE, True)
 
 
-def test_short_processes_beyond_the_incumbent_s_count_as_what_they_may_hide() -> None:
+def test_short_processes_count_as_what_they_may_hide() -> None:
     own = [{"cpu_seconds": 12.0, "processes": 9}, {"cpu_seconds": 12.0, "processes": 109}]
     assert work_of(own, [{"processes": 9}] * 2) == pytest.approx([12.0, 17.0])
     assert work_of(own, [{"processes": 109}] * 2) == [12.0, 12.0]
@@ -381,15 +391,15 @@ def test_an_agent_that_is_killed_in_a_run_goes_on_to_the_holdout(repository: Rep
     git(repository.root, "switch", "-qC", "night-1")
     repository.series = repository.base / "trial/night-1"
     try:
-        agent = repository.agent(ideas, "night-1", *flags)
-        assert agent.stdout is not None  # a pipe
-        assert any(re.search("confirm 2: candidate", line) for line in agent.stdout)
-        time.sleep(2)  # the run has begun
-        os.killpg(agent.pid, signal.SIGKILL)
-        assert agent.wait(60) == -signal.SIGKILL
+        with repository.agent(ideas, "night-1", *flags) as agent:
+            assert agent.stdout is not None  # a pipe
+            assert any(re.search("confirm 2: candidate", line) for line in agent.stdout)
+            time.sleep(1)  # the run has begun
+            os.killpg(agent.pid, signal.SIGKILL)
+        assert agent.returncode == -signal.SIGKILL
         stopped = [record["key"] for record in repository.records if record["kind"] == "run"]
-        agent = repository.agent(ideas, "night-1", *flags)
-        answers = said_by(agent, 3000)
+        with repository.agent(ideas, "night-1", *flags) as agent:
+            answers = said_by(agent, 3000)
         assert agent.returncode == 0  # of the holdout
         assert subjects(repository.root) == ["a head that learns", "the incumbent"]
         records = repository.records
@@ -408,7 +418,7 @@ def test_an_agent_that_is_killed_in_a_run_goes_on_to_the_holdout(repository: Rep
     parts = [part for part, _ in runs]
     # The noise floor and a candidate; six pairs; two at the second depth: each once.
     assert [parts.count(part) for part in ("screen", "confirm", "depth")] == [4, 12, 4]
-    assert len(stopped) == 4 + 3
+    assert len(stopped) == 4 + 2
     trials = [record for record in records if record["kind"] == "trial"]
     assert [record["answer"] for record in trials] == ["discard", "discard", "keep", "discard"]
     assert [record["number"] for record in trials] == [1, 2, 3, 4]
