@@ -70,7 +70,7 @@ class Used:
     """
 
     cpu_seconds: float
-    processes: int  # and threads, that were started up to the last process that was seen
+    processes: int  # and threads, those of the sandbox too
 
 
 @dataclass(frozen=True)
@@ -248,10 +248,10 @@ def _remove_abandoned() -> None:
 
 
 def _used(report: IO[bytes]) -> Used | None:
-    """Return what the watching process has written at its end, if it has."""
+    """Return what the watching process has written at its end, if it has, and before it the first of its namespace."""
     report.seek(0)
-    words = report.read().split()
-    return Used(float(words[0]), int(words[1])) if words else None
+    *counts, time_used = report.read().split() or [b""]
+    return Used(float(time_used), max(map(int, counts))) if counts else None
 
 
 def _output() -> IO[bytes]:
