@@ -41,6 +41,7 @@ class Limits:
 
 
 LIMITS = Limits()
+UNSEEN = contained.POLL_SECONDS  # of a process that nobody waits for: the most that it can use without being counted
 
 
 FOLDER = "nanochat-sandbox-"  # how the names of folders begin, for programs that are not contained
@@ -66,7 +67,7 @@ class Used:
     """What a contained program and all its processes have used, as counted outside.
 
     The time of a process is exact, unless its parent has chosen not to wait for it. Then what it has used in its last
-    contained.POLL_SECONDS may be missing, so all of a shorter one: `processes` bounds how much that is.
+    UNSEEN seconds may be missing, so all of a shorter one: `processes` bounds how much that is.
     """
 
     cpu_seconds: float

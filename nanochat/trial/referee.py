@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanochat.environment import ROOT, hardware, torch_build
 from nanochat.errors import UserError
-from nanochat.evals import contained, sandbox
+from nanochat.evals import sandbox
 from nanochat.log import Record, print0, print_line
 from nanochat.paths import base_dir, hold_folder, read_json, stage_dir, text_sha256, write_json, write_jsonl, write_text
 from nanochat.trial import arena, decision
@@ -638,7 +638,7 @@ def machine_name() -> str:
 def work_of(runs: Sequence[Record], beside: Sequence[Record]) -> list[float]:
     """Return the processor time of a side's runs, with what processes may hide that the runs beside it do not have."""
     usual = statistics.median(run["processes"] for run in beside)
-    return [run["cpu_seconds"] + contained.POLL_SECONDS * max(0, run["processes"] - usual) for run in runs]
+    return [run["cpu_seconds"] + sandbox.UNSEEN * max(0, run["processes"] - usual) for run in runs]
 
 
 def _over_budget(name: str, times: float) -> Refused:
