@@ -200,6 +200,7 @@ class Part(Enum):
     SCREEN = "screen"
     CONFIRM = "confirm"
     DEPTH = "depth"
+    AGAIN = "again"  # the incumbent alone, for its processor time: nothing is decided by its scores
 
 
 class Answer(Enum):

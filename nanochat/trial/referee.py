@@ -489,14 +489,22 @@ class Trial:
 
     def _check_work(self, found: dict[str, list[Record]], part: Part) -> None:
         """Raise Refused if the candidate has taken more processor time than chance explains."""
-        floor = []  # of the first part the incumbent's runs may be of another hour, when the machine was faster
+        floor = []
         if part is not Part.SCREEN:
-            runs = [self._run(self.incumbent, Part.SCREEN, number) for number in range(self.series.scale.floor)]
-            floor = [run["cpu_seconds"] for run in runs]
-        one = [run["cpu_seconds"] for run in found["incumbent"]]
-        times = decision.more_work(one, work_of(found["candidate"], found["incumbent"]), floor)
+            floor = [run["cpu_seconds"] for run in self._incumbents(Part.SCREEN, self.series.scale.floor)]
+        times = self._more_work(found["incumbent"], found["candidate"], floor)
+        if times and part is Part.SCREEN:  # the incumbent's runs may be of another hour, when the machine was faster
+            times = self._more_work(self._incumbents(Part.AGAIN, len(found["candidate"])), found["candidate"], floor)
         if times:
             raise _over_budget("cpu_seconds", times)
+
+    def _incumbents(self, part: Part, count: int) -> list[Record]:
+        return [self._run(self.incumbent, part, number) for number in range(count)]
+
+    @staticmethod
+    def _more_work(incumbent: Sequence[Record], candidate: Sequence[Record], floor: Sequence[float]) -> float:
+        one = [run["cpu_seconds"] for run in incumbent]
+        return decision.more_work(one, work_of(candidate, incumbent), floor)
 
     def _say(self, text: str) -> None:
         """Tell how far it is; with --json the answer stands alone on stdout."""

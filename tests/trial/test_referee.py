@@ -130,7 +130,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     """A repository whose noise floor is measured, by a first question: is it better without its fault?"""
     folder = tmp_path_factory.mktemp("trials")
     for place in [folder, *folder.parents][:4]:  # the sandbox's user reads what lies below
-        place.chmod(0o755)
+        place.chmod(place.stat().st_mode | 0o055)
     repository = Repository(folder)
     repository.replace(SETTINGS, FAULTY, SOUND)
     first = repository.ask()
