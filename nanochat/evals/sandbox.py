@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import IO, TypeVar
@@ -86,7 +86,7 @@ class Verdict:
     passed: bool  # the program ran to its last line
     output: str
     forgeable: bool = False  # tests whose arguments are not plain data can run only in the answer's own process
-    used: Used | None = None  # None: it has not ended by itself, or is not contained
+    used: Used | None = field(default=None, compare=False)  # None: it has not ended by itself, or is not contained
 
 
 def side_by_side(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
