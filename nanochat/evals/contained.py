@@ -154,6 +154,7 @@ def _main() -> None:
     task = json.load(sys.stdin)
     limits = SimpleNamespace(**task["limits"])  # sandbox.Limits
     contained = task["contained"]
+    report = task["report"]  # a descriptor for the two processes that stay outside of the program
     signal.alarm(int(limits.seconds) + 1)  # if the caller cannot watch the time any more
     is_root = os.geteuid() == 0
     if contained:
@@ -165,7 +166,7 @@ def _main() -> None:
         # Two processes stay outside of the program: one watches it, one is its namespace's first process. When the
         # first process ends, the kernel kills all others in there.
         if first := os.fork():
-            _watch(first, limits.cpu_seconds)
+            _watch(first, limits.cpu_seconds, report)
         signal.alarm(int(limits.seconds) + 1)  # not inherited; the watching process may end first
         _call("end with the parent", "prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
         _call("own mounts", "unshare", CLONE_NEWNS)
@@ -174,6 +175,8 @@ def _main() -> None:
             while True:
                 ended, status = os.wait()
                 if ended == second:
+                    _end_others()
+                    os.write(report, f"{_next_number()} ".encode())
                     _exit_like(status)
         if is_root:
             # Become a user that no other sandbox has, from 2^30 on: the kernel counts processes by user.
@@ -181,6 +184,7 @@ def _main() -> None:
             os.setgroups([])
             os.setresgid(number, number, number)
             os.setresuid(number, number, number)
+    os.close(report)
     Path("program.py").write_text(task["program"], encoding="utf-8")
     # The standard input has only the word, so that the program finds it empty.
     source, sink = os.pipe()
@@ -212,15 +216,43 @@ def _exit_like(status: int) -> None:
     os._exit(os.waitstatus_to_exitcode(status) % 256)  # negative for a signal
 
 
-def _watch(first: int, cpu_seconds: float) -> None:
-    """Wait for a process and end with its status; kill it if all below it have used up the processor time together."""
+def _end_others() -> None:
+    """Kill all processes of this namespace but its first one, which calls this, and wait for them.
+
+    The kernel would kill them too, but it counts the processor time of those alone that somebody waits for.
+    """
+    assert os.getpid() == 1  # in any other place this would end everything
+    with contextlib.suppress(ProcessLookupError):  # there are none
+        os.kill(-1, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):  # none is left
+        while True:
+            os.wait()
+
+
+def _next_number() -> int:
+    """Return the number of a new process, which ends at once: so many processes and threads this namespace has had."""
+    number = os.fork()
+    if not number:
+        os._exit(0)
+    os.wait()
+    return number
+
+
+def _watch(first: int, cpu_seconds: float, report: int) -> None:
+    """Wait for a process and end with its status; kill it if all below it have used up the processor time together.
+
+    report: a descriptor to write to, at the end: how many processes there were, and the processor time of all of them.
+    """
     os.stat(f"/proc/self/task/{os.getpid()}/children")  # OSError: this kernel does not list children
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     used: dict[int, float] = {}  # processor time by process
     created = 0  # how many processes and threads there were
     while True:
-        ended, status = os.waitpid(first, os.WNOHANG)
+        ended, status, usage = os.wait4(first, os.WNOHANG)
         if ended:
+            # The kernel counts a process once it was waited for; one whose parent ignores its end was only seen here.
+            known = max(usage.ru_utime + usage.ru_stime, sum(used.values()))
+            os.write(report, f"{created} {known}".encode())
             _exit_like(status)
         processes = [first]
         for process in processes:  # which grows

@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import IO, TypeVar
@@ -41,6 +41,7 @@ class Limits:
 
 
 LIMITS = Limits()
+UNSEEN = contained.POLL_SECONDS  # of a process that nobody waits for: the most that it can use without being counted
 
 
 FOLDER = "nanochat-sandbox-"  # how the names of folders begin, for programs that are not contained
@@ -62,6 +63,18 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Used:
+    """What a contained program and all its processes have used, as counted outside.
+
+    The time of a process is exact, unless its parent has chosen not to wait for it. Then what it has used in its last
+    UNSEEN seconds may be missing, so all of a shorter one: `processes` bounds how much that is.
+    """
+
+    cpu_seconds: float
+    processes: int  # and threads, those of the sandbox too
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The result of running a program.
 
@@ -73,6 +86,7 @@ class Verdict:
     passed: bool  # the program ran to its last line
     output: str
     forgeable: bool = False  # tests whose arguments are not plain data can run only in the answer's own process
+    used: Used | None = field(default=None, compare=False)  # None: it has not ended by itself, or is not contained
 
 
 def side_by_side(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
@@ -179,7 +193,9 @@ def _start(
     with (
         contextlib.nullcontext("/") if is_contained else _own_folder() as folder,
         _output() as output,
+        _output() as report,
     ):
+        task["report"] = report.fileno()
         child = subprocess.Popen(
             [python, "-IS", contained.__file__],
             stdin=subprocess.PIPE,
@@ -188,7 +204,7 @@ def _start(
             cwd=folder,
             env={},
             start_new_session=True,
-            pass_fds=descriptors,
+            pass_fds=(*descriptors, report.fileno()),
         )
         for descriptor in descriptors:
             os.close(descriptor)  # so that the program's end is an end of file for the other side
@@ -201,7 +217,7 @@ def _start(
             # Everything before the word is the program's output.
             before, found, _ = text.rpartition(f"\n{word}\n")
             passed = bool(found) and child.returncode == 0
-            return Verdict(passed, before if found else text, child.returncode == NOT_PLAIN)
+            return Verdict(passed, before if found else text, child.returncode == NOT_PLAIN, _used(report))
 
         assert child.stdin is not None  # a pipe
         try:
@@ -230,6 +246,13 @@ def _remove_abandoned() -> None:
         with contextlib.suppress(OSError):  # of another user, or removed meanwhile
             if path.lstat().st_mtime < time.time() - ABANDONED and path.lstat().st_uid == os.getuid():
                 shutil.rmtree(path)
+
+
+def _used(report: IO[bytes]) -> Used | None:
+    """Return what the watching process has written at its end, if it has, and before it the first of its namespace."""
+    report.seek(0)
+    *counts, time_used = report.read().split() or [b""]
+    return Used(float(time_used), max(map(int, counts))) if counts else None
 
 
 def _output() -> IO[bytes]:

@@ -33,6 +33,7 @@ PROCESSES = 128  # and threads
 PROBES = 300  # places of the text that are asked for again
 STRIDE = 128  # places that are asked for at once
 SCORING = 1800.0  # seconds, generous
+LEAVING = 10.0  # seconds that a process may take to end once its files are here; they count
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}  # threads that wait leave the processor to other work
 HEAD = "<Q"  # the length of a JSON head; bytes of the files follow it
 
@@ -142,9 +143,9 @@ def train(
 ) -> Record:
     """Train a side in the sandbox, and write its checkpoint below `folder`; return what was measured.
 
-    home: has the tokenizer. text: a folder of documents. seconds: after which the run has failed. Seconds and processor
-    time are measured here; the run itself says how much memory it took, and the hash of its first weights ("" if the
-    code has changed so much that it is not known).
+    home: has the tokenizer. text: a folder of documents. seconds: after which the run has failed. Seconds are measured
+    here, and the processor time of all its processes and their number outside of the sandbox; the run itself says how
+    much memory it took, and the hash of its first weights ("" if the code has changed so much that it is not known).
     """
     packages = package_folders(INSTALLED)
     tokenizer = home / "tok_train" / "default"
@@ -171,7 +172,8 @@ def train(
         try:
             head = _head(source)
             _receive(source, head.sizes, folder)
-            if not verdict(ENDING).passed:  # also: the processor time of a process counts once it has ended
+            ended = verdict(LEAVING)
+            if not ended.passed:
                 raise Failure("its process did not end when its run had")
             elapsed = time.monotonic() - began
         except (Failure, Refused):
@@ -183,9 +185,11 @@ def train(
             raise Failure(f"its run did not end within {seconds:g} seconds") from None
         except (ValueError, KeyError, TypeError, AttributeError, OSError):
             raise Failure("its process sent something else than files") from None
+    spent = ended.used or sandbox.Used(_children() - used, 0)  # without the sandbox nobody has watched
     return {
         "seconds": elapsed,
-        "cpu_seconds": _children() - used,
+        "cpu_seconds": spent.cpu_seconds,
+        "processes": spent.processes,
         "memory": head.memory,
         "initial": head.initial,
         "bytes": sum(head.sizes.values()),

@@ -12,6 +12,7 @@ have the spread of their own differences, which is smaller where a seed helps or
 """
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -25,6 +26,8 @@ PAIRED = 16  # from so many pairs on, a gain has the spread of their differences
 ODD = 0.01  # few pairs whose spread is this unlikely, for the noise floor, are no pairs of it
 POWER = 0.9  # a difference "shows" if it is kept with this chance
 MOST_PAIRS = 256  # that an answer advises
+UNEQUAL = 0.001  # level at which pairs have to refute equal work, each time that one more is there
+SLOWER = (1.1, 1.5)  # times the incumbent's processor time: below the first the work is equal, above the second never
 
 
 class Noise(NamedTuple):
@@ -103,6 +106,31 @@ def _squares(values: Sequence[float]) -> float:
     return sum((value - mean) ** 2 for value in values)
 
 
+def slower(floor: Sequence[float], pairs: int) -> float:
+    """Return how many times the incumbent's processor time a candidate may take, in the geometric mean of some pairs.
+
+    floor: processor times of the noise floor, whose runs have the same work: their spread is chance.
+    """
+    from scipy import stats
+
+    noise = noise_of(list(map(math.log, floor)))
+    chance = float(stats.t.ppf(1 - UNEQUAL, noise.freedom)) * noise.sd * math.sqrt(2 / pairs)
+    least, most = map(math.log, SLOWER)
+    return math.exp(min(max(chance, least), most))
+
+
+def more_work(incumbent: Sequence[float], candidate: Sequence[float], floor: Sequence[float]) -> float:
+    """Return how many times the incumbent's processor time a candidate takes, if the work is not equal; 0.0 if it is.
+
+    Both are of the same pairs. floor: as in `slower`; empty if both sides were not trained in turns.
+    """
+    times = statistics.median(candidate) / statistics.median(incumbent)
+    if times > SLOWER[1]:
+        return times
+    times = statistics.geometric_mean(candidate) / statistics.geometric_mean(incumbent)
+    return times if floor and times > slower(floor, len(incumbent)) else 0.0
+
+
 def share(number: int) -> float:
     """Return what the trial of this number, from 1 on, may spend: the first 32 have half of ERROR, 64 a quarter …"""
     block = 0
@@ -172,6 +200,7 @@ class Part(Enum):
     SCREEN = "screen"
     CONFIRM = "confirm"
     DEPTH = "depth"
+    AGAIN = "again"  # the incumbent alone, for its processor time: nothing is decided by its scores
 
 
 class Answer(Enum):

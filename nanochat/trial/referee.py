@@ -50,7 +50,6 @@ ROOT_VARIABLE = "NANOCHAT_TRIAL_ROOT"  # set by whoever hands over: the reposito
 METRICS = ("seconds", "cpu_seconds", "memory", "scoring", "bytes")  # of a run, beside bits per byte
 FIXED = ("commit", "referee", "scale", "budget", "data", "unsafe")  # in referee.json
 LARGER = 3.0  # times the bytes of the incumbent's files: a checkpoint that carries something else
-SLOWER = 1.5  # times the incumbent's processor time, or its seconds: then the budget is not equal any more
 SUBSET = 2  # of the documents of a corpus's validation text every second one is the holdout's
 
 
@@ -464,33 +463,48 @@ class Trial:
                 found[name].append(self._run(side, part, number))
             one, other = found["incumbent"][-1], found["candidate"][-1]
             scores.append((one["bpb"], other["bpb"]))
-            self._check_pairs(found)
+            self._check_pairs(found, part)
             gain = one["bpb"] - other["bpb"]
             self._say(f"{part.value} pair {number + 1} of {pairs}: gain {gain:+.4f} bits per byte")
         return scores
 
-    def _check_pairs(self, found: dict[str, list[Record]]) -> None:
+    def _check_pairs(self, found: dict[str, list[Record]], part: Part) -> None:
         """Raise Refused if the candidate does not use its seed, or has more than the incumbent to work with."""
         for name in ("weights", "initial"):
             values = [run[name] for run in found["candidate"] if run[name]]
             if len(set(values)) < len(values):
                 what = "weights at the end" if name == "weights" else "first weights"
                 raise Refused("seed", f"two seeds give the candidate the same {what}: its seed is chosen, not given")
+        most = decision.SLOWER[1]
         # Scoring includes loading, which takes seconds even for a small model.
-        limits = {
-            "cpu_seconds": (SLOWER, 0.0),
-            "seconds": (SLOWER, 0.0),
-            "scoring": (SLOWER, 20.0),
-            "bytes": (LARGER, 0.0),
-        }
+        limits = {"scoring": (most, 20.0), "bytes": (LARGER, 0.0)}
         if self.series.fixed["budget"] == "seconds":
-            del limits["cpu_seconds"]  # threads that wait use it up too
-        else:
-            del limits["seconds"]  # other work on the machine changes them
+            limits["seconds"] = (most, 0.0)
+        else:  # threads that wait use processor time up too, and other work on the machine changes seconds
+            self._check_work(found, part)
         for name, (factor, more) in limits.items():
             one, other = (statistics.median(run[name] for run in runs) for runs in found.values())
             if other > factor * one + more:
-                raise Refused("budget", f"it has {other / one:.1f} times the incumbent's {WORDS[name]}: {ADVICE[name]}")
+                raise _over_budget(name, other / one)
+
+    def _check_work(self, found: dict[str, list[Record]], part: Part) -> None:
+        """Raise Refused if the candidate has taken more processor time than chance explains."""
+        floor = []
+        if part is not Part.SCREEN:
+            floor = [run["cpu_seconds"] for run in self._incumbents(Part.SCREEN, self.series.scale.floor)]
+        times = self._more_work(found["incumbent"], found["candidate"], floor)
+        if times and part is Part.SCREEN:  # the incumbent's runs may be of another hour, when the machine was faster
+            times = self._more_work(self._incumbents(Part.AGAIN, len(found["candidate"])), found["candidate"], floor)
+        if times:
+            raise _over_budget("cpu_seconds", times)
+
+    def _incumbents(self, part: Part, count: int) -> list[Record]:
+        return [self._run(self.incumbent, part, number) for number in range(count)]
+
+    @staticmethod
+    def _more_work(incumbent: Sequence[Record], candidate: Sequence[Record], floor: Sequence[float]) -> float:
+        one = [run["cpu_seconds"] for run in incumbent]
+        return decision.more_work(one, work_of(candidate, incumbent), floor)
 
     def _say(self, text: str) -> None:
         """Tell how far it is; with --json the answer stands alone on stdout."""
@@ -627,6 +641,16 @@ def machine_name() -> str:
     return (
         f"{platform.machine()} {platform.processor()} {facts.get('CPUs', '')} {facts.get('GPUs', '')} torch {software}"
     )
+
+
+def work_of(runs: Sequence[Record], beside: Sequence[Record]) -> list[float]:
+    """Return the processor time of a side's runs, with what processes may hide that the runs beside it do not have."""
+    usual = statistics.median(run["processes"] for run in beside)
+    return [run["cpu_seconds"] + sandbox.UNSEEN * max(0, run["processes"] - usual) for run in runs]
+
+
+def _over_budget(name: str, times: float) -> Refused:
+    return Refused("budget", f"it has {times:.2f} times the incumbent's {WORDS[name]}: {ADVICE[name]}")
 
 
 def _gain_record(gain: Gain | None) -> Record | None:

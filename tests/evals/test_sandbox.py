@@ -104,3 +104,70 @@ def test_it_needs_nothing_but_the_standard_library() -> None:
     code = "import sys; sys.path.insert(0, 'nanochat/evals'); import contained; print(*sorted(set(sys.modules)))"
     loaded = subprocess.run([sys.executable, "-IS", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not {"torch", "numpy", "nanochat", "subprocess", "dataclasses"} & set(loaded.stdout.split())
+
+
+BURN = """
+import os, signal, time
+def burn(seconds):
+    while time.process_time() < seconds:
+        pass
+"""
+# Programs whose helpers compute for 0.6 seconds in all, beside one that does nothing.
+HELPED = {
+    "waits for it": "if not os.fork():\n    burn(0.6)\n    os._exit(0)\nos.wait()",
+    "ends before it": "reads, writes = os.pipe()\nif not os.fork():\n    burn(0.6)\n    os.write(writes, b'x')\n"
+    "    time.sleep(60)\nos.read(reads, 1)",
+    "ends before its child's child": "reads, writes = os.pipe()\nif not os.fork():\n    if not os.fork():\n"
+    "        burn(0.6)\n        os.write(writes, b'x')\n        time.sleep(60)\n    os._exit(0)\nos.read(reads, 1)",
+    "ignores its end": "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nif not os.fork():\n    burn(0.6)\n"
+    "    os._exit(0)\ntry:\n    os.wait()\nexcept ChildProcessError:\n    pass",
+}
+
+
+@NEEDS_SANDBOX
+@pytest.mark.parametrize("name", HELPED)
+def test_the_time_of_all_its_processes_is_counted(name: str) -> None:
+    alone, helped = (run_program(f"{BURN}\n{program}", QUICK) for program in ("", HELPED[name]))
+    assert alone.passed
+    assert helped.passed, helped
+    assert alone.used
+    assert helped.used
+    assert helped.used.cpu_seconds - alone.used.cpu_seconds > 0.4  # what one used after the last look may be missing
+
+
+@NEEDS_SANDBOX
+def test_many_short_processes_that_nobody_waits_for_are_at_least_counted() -> None:
+    program = f"""
+{BURN}
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for _ in range(20):
+    if not os.fork():
+        burn(0.02)
+        os._exit(0)
+    try:
+        os.wait()
+    except ChildProcessError:
+        continue
+"""
+    verdict = run_program(program, QUICK)
+    assert verdict.used
+    assert verdict.used.processes == 23, verdict  # with two of the sandbox, and one that counts
+
+
+@NEEDS_SANDBOX
+def test_a_program_cannot_write_what_it_has_used() -> None:
+    """No descriptor of the report is open in it, and what it prints is no report."""
+    program = """
+import os
+print("0.0 0")
+for descriptor in range(3, 64):
+    try:
+        os.write(descriptor, b"0.0 0")
+    except OSError:
+        continue
+    raise SystemExit(f"{descriptor} can be written")
+"""
+    verdict = run_program(f"{program}\n{BURN}\nburn(0.3)", QUICK)
+    assert verdict.passed, verdict
+    assert verdict.used
+    assert verdict.used.cpu_seconds > 0.3

@@ -22,6 +22,7 @@ from nanochat.trial.decision import (
 
 PLAN = Plan(pairs=2, confirming=6, deeper=2, least=0.001)
 SD = 0.004  # of a run over seeds
+TRIALS = 2000  # whose times are simulated
 
 
 class Night:
@@ -201,3 +202,65 @@ def test_the_advice_is_a_further_question_and_enough() -> None:
     assert PLAN.with_pairs(wanted) == Plan(wanted, confirming_pairs(wanted), wanted, 0.001)
     assert decision.pairs_for(1e-6, SD, PLAN, 2) == decision.MOST_PAIRS
     assert decision.pairs_for(1.0, SD, PLAN, 2) == PLAN.pairs + 1
+
+
+def test_the_bound_on_work_follows_the_spread_of_the_floor_between_two_limits() -> None:
+    least, most = decision.SLOWER
+    assert most == 1.5
+    assert decision.slower([12.0, 12.0, 12.0], 1) == pytest.approx(least)
+    floor = [12.0, 12.5, 11.9, 12.2, 12.4, 12.1]
+    # By hand: the logarithms' spread is 0.0188, and 5.893 the quantile of t at 0.001 with 5 degrees of freedom.
+    assert decision.slower(floor, 1) == pytest.approx(math.exp(5.893 * 0.0188 * math.sqrt(2)), rel=2e-3)
+    bounds = [decision.slower(floor, pairs) for pairs in (1, 2, 6, 100)]
+    assert bounds == sorted(bounds, reverse=True)
+    assert bounds[-1] == pytest.approx(least)
+    assert decision.slower([10.0, 15.0, 12.0], 1) == pytest.approx(most)
+
+
+@pytest.mark.parametrize(
+    ("floor", "spread", "share"),
+    [(6, 0.02, 0.01), (6, 0.037, 0.01), (6, 0.08, 0.01), (3, 0.037, 0.01), (3, 0.08, 0.01), (6, 0.12, 0.03)],
+)
+def test_of_honest_candidates_few_are_refused_for_their_work(floor: int, spread: float, share: float) -> None:
+    """After each of six pairs, and of two at the second depth. Spreads of 0.037, 0.08 and 0.12 were seen."""
+    dice = random.Random(0)
+
+    def run() -> float:
+        return 12 * math.exp(dice.gauss(0, spread))
+
+    refused = 0
+    for _ in range(TRIALS):
+        known = [run() for _ in range(floor)]
+        refused += any(work_is_refused([run() for _ in range(2 * pairs)], known) for pairs in (6, 2))
+    assert refused < share * TRIALS
+
+
+def work_is_refused(times: Sequence[float], floor: Sequence[float]) -> bool:
+    """Whether pairs are refused, with the first one or later. times: of the incumbent and of the candidate in turns."""
+    one, other = times[::2], times[1::2]
+    found = 0.0
+    for pairs in range(1, len(one) + 1):
+        gap = sum(map(math.log, other[:pairs])) - sum(map(math.log, one[:pairs]))
+        if gap > pairs * math.log(decision.SLOWER[0]):  # else it is not: the quantiles take long
+            found = found or decision.more_work(one[:pairs], other[:pairs], floor)
+    return bool(found)
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.02])
+def test_a_fifth_more_work_is_refused_where_times_are_steady(spread: float) -> None:
+    dice = random.Random(0)
+    refused = 0
+    for _ in range(100):
+        floor = [12 * math.exp(dice.gauss(0, spread)) for _ in range(6)]
+        times = [12 * (1.2 if number % 2 else 1) * math.exp(dice.gauss(0, spread)) for number in range(12)]
+        refused += work_is_refused(times, floor)
+    assert refused >= 95
+
+
+def test_extra_work_in_a_few_runs_is_seen_where_sides_train_in_turns_and_half_as_much_again_is_seen_anywhere() -> None:
+    floor = [12.0, 12.1, 12.0, 11.9, 12.0, 12.1]
+    some = [12.0, 12.0, 12.0, 12.0, 24.0, 24.0]
+    assert decision.more_work([12.0] * 6, some, floor) == pytest.approx(2 ** (1 / 3))
+    assert not decision.more_work([12.0] * 6, some, [])
+    assert decision.more_work([12.0] * 6, [18.1] * 6, []) == pytest.approx(18.1 / 12)
+    assert not decision.more_work([12.0] * 6, [13.1] * 6, floor)

@@ -4,8 +4,12 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +17,17 @@ import pytest
 from contain import NEEDS_SANDBOX
 from copies import ROOT, listed
 
+from nanochat.trial.referee import work_of
+
 pytestmark = NEEDS_SANDBOX
 
 KEEP, DISCARD, UNDECIDED, MISTAKE = 0, 10, 11, 2
 TINY = ["--scale=tiny", "--pairs=1", "--no-confirm"]
+AGENT = ROOT / "tests/agent.py"
+# The incumbent's fault: a head that hardly learns. To mend it is a gain that the shortest runs show.
+SETTINGS = "nanochat/settings.py"
+SOUND = 'option(0.008, "learning rate of the head (AdamW)")'
+FAULTY = SOUND.replace("0.008", "0.000008")
 
 
 def git(root: Path, *words: str) -> None:
@@ -43,13 +54,14 @@ class Asked:
 
 
 class Repository:
-    """A clone of the tree, and a series of trials about it."""
+    """A clone of the tree with a fault, and a series of trials about it."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "clone"
         for name in listed():
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, self.root / name)
+        self.replace(SETTINGS, SOUND, FAULTY)
         git(folder, "init", "-q", str(self.root))
         git(self.root, "add", "-A")
         git(self.root, "commit", "-qm", "the incumbent")
@@ -58,12 +70,43 @@ class Repository:
 
     def ask(self, *flags: str, seconds: float = 900) -> Asked:
         command = [sys.executable, "-m", "scripts.trial", *TINY, *flags]
-        variables = {**os.environ, "NANOCHAT_BASE_DIR": str(self.base), "PYTHONPATH": str(self.root)}
-        variables.pop("PYTHONDONTWRITEBYTECODE", None)  # compiled files beside the code change nothing
         done = subprocess.run(
-            command, cwd=self.root, env=variables, capture_output=True, text=True, timeout=seconds, check=False
+            command, cwd=self.root, env=self.variables, capture_output=True, text=True, timeout=seconds, check=False
         )
         return Asked(done.returncode, done.stdout.splitlines(), done.stderr.strip().removeprefix("error: "))
+
+    @property
+    def variables(self) -> dict[str, str]:
+        found = {**os.environ, "NANOCHAT_BASE_DIR": str(self.base), "PYTHONPATH": str(self.root)}
+        found.pop("PYTHONDONTWRITEBYTECODE", None)  # compiled files beside the code change nothing
+        return found
+
+    @contextmanager
+    def agent(self, ideas: list[dict[str, str]], series: str, *flags: str) -> Iterator[subprocess.Popen[str]]:
+        """Start the agent of a series, whose script has these ideas; it is killed at the end, if it still runs."""
+        script = self.base / "ideas.json"
+        script.write_text(json.dumps(ideas), encoding="utf-8")
+        words = [str(AGENT), str(self.root), str(self.base), series, str(script), *flags]
+        with subprocess.Popen(
+            [sys.executable, *words],
+            env=self.variables,
+            cwd=self.root,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as agent:
+            try:
+                yield agent
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(agent.pid, signal.SIGKILL)
+
+    def replace(self, name: str, old: str, new: str) -> None:
+        path = self.root / name
+        text = path.read_text(encoding="utf-8")
+        assert text.count(old) == 1
+        path.write_text(text.replace(old, new), encoding="utf-8")
 
     def change(self, name: str, text: str) -> None:
         """Add lines to a file of the working tree."""
@@ -84,13 +127,14 @@ class Repository:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    """A repository whose noise floor is measured, by a first question about a flag."""
+    """A repository whose noise floor is measured, by a first question: is it better without its fault?"""
     folder = tmp_path_factory.mktemp("trials")
     for place in [folder, *folder.parents][:4]:  # the sandbox's user reads what lies below
-        place.chmod(0o755)
+        place.chmod(place.stat().st_mode | 0o055)
     repository = Repository(folder)
-    first = repository.ask("--candidate=--matrix-lr=0.04")
-    assert first.status in (KEEP, DISCARD, UNDECIDED), first.complaint
+    repository.replace(SETTINGS, FAULTY, SOUND)
+    first = repository.ask()
+    assert first.status == KEEP, (first.lines, first.complaint)
     return repository
 
 
@@ -101,13 +145,13 @@ def repository(made: Repository) -> Repository:
 
 
 def test_an_answer_ends_with_figures_for_programs(repository: Repository) -> None:
-    again = repository.ask("--candidate=--matrix-lr=0.04")
+    repository.replace(SETTINGS, FAULTY, SOUND)
+    again = repository.ask()
     assert not [line for line in again.lines if line.startswith("trial ")]  # nothing was trained again
-    assert again.status == {"keep": 0, "discard": 10, "undecided": 11}[again.metrics["answer"]]
-    assert again.lines[-1] == f"METRIC answer={again.metrics['answer']}"
+    assert (again.status, again.lines[-1]) == (KEEP, "METRIC answer=keep")
     assert all(re.fullmatch(r"METRIC [a-z0-9_]+=\S+", line) for line in again.lines if line.startswith("METRIC"))
     assert again.metrics["ledger"] == repository.records[-1]["hash"]
-    told = json.loads("\n".join(repository.ask("--candidate=--matrix-lr=0.04", "--json").lines))
+    told = json.loads("\n".join(repository.ask("--json").lines))
     assert told["gain"] == pytest.approx(float(again.metrics["gain_bpb"]), abs=1e-6)
     kinds = [record["kind"] for record in repository.records]
     assert kinds[:2] == ["series", "asked"]
@@ -187,6 +231,58 @@ def test_the_door_of_a_series_runs_no_line_of_the_working_tree(repository: Repos
     assert "METRIC answer=keep" not in done.stdout
 
 
+def idea(name: str, file: str, old: str, new: str) -> dict[str, str]:
+    return {"name": name, "file": file, "old": old, "new": new}
+
+
+# What the agent tries: its script. The third one is asked about after the second was kept.
+EASIER_TEXT = idea("an easier text", "nanochat/evals/bpb.py", "import math\n", "import math  # mine\n")
+LEARNING_HEAD = idea("a head that learns", SETTINGS, FAULTY, SOUND)
+MILDER_JUDGE = idea("a milder judge", "scripts/trial.py", ", run_script\n", ", run_script  # mine\n")
+
+
+def said_by(agent: subprocess.Popen[str], seconds: float) -> list[str]:
+    """Wait for the agent's end, and return its own lines."""
+    lines = agent.communicate(timeout=seconds)[0].splitlines()
+    return [line.removeprefix("agent: ") for line in lines if line.startswith("agent: ")]
+
+
+def subjects(root: Path) -> list[str]:
+    """The commits of a repository, newest first."""
+    command = ["git", "-c", "safe.directory=*", "log", "--format=%s"]
+    return subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def test_an_agent_spends_a_night_as_its_page_says(repository: Repository) -> None:
+    """A keep that is not confirmed; its runs are those of the first question. A second night remembers the first."""
+    before = repository.runs()
+    ideas = [EASIER_TEXT, LEARNING_HEAD, MILDER_JUDGE]
+    git(repository.root, "switch", "-qC", "night")
+    try:
+        answers = []
+        for _ in range(2):
+            with repository.agent(ideas, "default", *TINY) as agent:
+                answers += said_by(agent, 200)
+            assert agent.returncode == MISTAKE  # the holdout stays sealed
+        assert subjects(repository.root) == ["a head that learns", "the incumbent"]
+    finally:
+        git(repository.root, "switch", "-qf", "-")
+    assert answers == [
+        "an easier text: discard",
+        "a head that learns: keep",
+        "a milder judge: discard",
+        "an easier text: is remembered",
+        "a head that learns: is committed",
+        "a milder judge: is remembered",
+    ]
+    trials = [record for record in repository.records if record["kind"] == "trial"]
+    [kept] = [record for record in trials if record["answer"] == "keep"]
+    last = trials[-1]
+    assert last["refused"] == "frozen"
+    assert kept["candidate"]["code"] == last["incumbent"]["code"]  # the next question compares with what was kept
+    assert repository.runs() == before
+
+
 def test_validation_text_in_a_file_is_refused(repository: Repository) -> None:
     sealed = json.loads((repository.series / "sealed/validation.json").read_text(encoding="utf-8"))
     repository.change("nanochat/gpt.py", f"\nKNOWN = {max(sealed, key=len)!r}\n")
@@ -219,6 +315,12 @@ def test_a_series_that_kept_nothing_keeps_its_holdout_sealed(repository: Reposit
     assert (found.status, "the holdout stays sealed" in found.complaint) == (MISTAKE, True)
 
 
+def test_short_processes_count_as_what_they_may_hide() -> None:
+    own = [{"cpu_seconds": 12.0, "processes": 9}, {"cpu_seconds": 12.0, "processes": 109}]
+    assert work_of(own, [{"processes": 9}] * 2) == pytest.approx([12.0, 17.0])
+    assert work_of(own, [{"processes": 109}] * 2) == [12.0, 12.0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "text", "reason"),
@@ -240,13 +342,15 @@ def test_a_cheat_that_has_to_run_is_refused(path: str, text: str, reason: str, r
 
 
 @pytest.mark.slow
-def test_a_second_process_gains_nothing(repository: Repository) -> None:
-    """It is killed with the sandbox; docs/trials.md says that its processor time is not counted."""
+def test_work_in_other_processes_counts(repository: Repository) -> None:
+    """Three of them compute while the run trains, and nobody waits for them."""
     repository.change(
-        "nanochat/gpt.py", "\nimport os\n\nif not os.fork():\n    while True:\n        sum(range(10**6))\n"
+        "nanochat/gpt.py",
+        "\nimport os\n\nfor _ in range(3):\n    if not os.fork():\n        while True:\n            sum(range(1000))\n",
     )
     found = repository.ask()
-    assert (found.status, found.verdict) == (DISCARD, "discard: every pair has equal figures, to the last bit")
+    assert (found.status, "incumbent's processor time" in found.verdict) == (DISCARD, True), found.verdict
+    assert "refused, budget" in found.verdict
 
 
 @pytest.mark.slow
@@ -275,3 +379,51 @@ def test_a_killed_trial_goes_on(repository: Repository) -> None:
         assert sum(record["kind"] == "asked" for record in repository.records) == 1
     finally:
         repository.series = repository.base / "trial/default"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_an_agent_that_is_killed_in_a_run_goes_on_to_the_holdout(repository: Repository) -> None:
+    """The whole loop of docs/agents.md, with a keep that other seeds and another depth confirm."""
+    broken = idea("a new block", "nanochat/gpt.py", "class GPT(", "class GPT(Missing, ")
+    ideas = [EASIER_TEXT, broken, LEARNING_HEAD, MILDER_JUDGE]
+    flags = ["--scale=tiny", "--pairs=1"]
+    git(repository.root, "switch", "-qC", "night-1")
+    repository.series = repository.base / "trial/night-1"
+    try:
+        with repository.agent(ideas, "night-1", *flags) as agent:
+            assert agent.stdout is not None  # a pipe
+            assert any(re.search("confirm 2: candidate", line) for line in agent.stdout)
+            time.sleep(1)  # the run has begun
+            os.killpg(agent.pid, signal.SIGKILL)
+        assert agent.returncode == -signal.SIGKILL
+        stopped = [record["key"] for record in repository.records if record["kind"] == "run"]
+        with repository.agent(ideas, "night-1", *flags) as agent:
+            answers = said_by(agent, 3000)
+        assert agent.returncode == 0  # of the holdout
+        assert subjects(repository.root) == ["a head that learns", "the incumbent"]
+        records = repository.records
+    finally:
+        repository.series = repository.base / "trial/default"
+        git(repository.root, "switch", "-qf", "-")
+    assert answers == [
+        "an easier text: is remembered",
+        "a new block: is remembered",
+        "a head that learns: keep",
+        "a milder judge: discard",
+    ]
+    runs = [(record["part"], record["key"]) for record in records if record["kind"] == "run"]
+    assert [key for _, key in runs[: len(stopped)]] == stopped
+    assert len({*runs}) == len(runs)
+    parts = [part for part, _ in runs]
+    # The noise floor and a candidate; six pairs; two at the second depth: each once.
+    assert [parts.count(part) for part in ("screen", "confirm", "depth")] == [4, 12, 4]
+    assert len(stopped) == 4 + 2
+    trials = [record for record in records if record["kind"] == "trial"]
+    assert [record["answer"] for record in trials] == ["discard", "discard", "keep", "discard"]
+    assert [record["number"] for record in trials] == [1, 2, 3, 4]
+    assert trials[2]["holds"] == "at both depths"
+    [opened] = [record for record in records if record["kind"] == "holdout"]
+    [kept] = opened["trials"]
+    assert kept["number"] == 3
+    assert kept["gain"] - kept["interval"] > 0
