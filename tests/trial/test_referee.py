@@ -19,7 +19,8 @@ from copies import ROOT, listed
 
 from nanochat.trial.referee import work_of
 
-pytestmark = NEEDS_SANDBOX
+# The first test waits for the noise floor and a trial: minutes on a machine with other work.
+pytestmark = [NEEDS_SANDBOX, pytest.mark.timeout(900)]
 
 KEEP, DISCARD, UNDECIDED, MISTAKE = 0, 10, 11, 2
 TINY = ["--scale=tiny", "--pairs=1", "--no-confirm"]
