@@ -84,7 +84,7 @@ class Published:
                 "stage": stage,
                 "figure": name,
                 "mean": statistics.fmean(values),
-                "deviation": deviation(values),
+                "deviation": statistics.stdev(values),
                 "values": list(values),
             }
             for (stage, name), values in self.figures.items()
@@ -137,12 +137,6 @@ def less_is_better(name: str) -> bool:
 # ---- the interval ----
 
 
-def deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation of a sample."""
-    mean = statistics.fmean(values)
-    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
-
-
 @lru_cache
 def quantile(figures: int, freedom: int) -> float:
     """Return the quantile of Student's t for one of so many figures, two-sided."""
@@ -154,7 +148,7 @@ def quantile(figures: int, freedom: int) -> float:
 def half_width(values: Sequence[float], runs: int, figures: int) -> float:
     """Return half of a figure's interval for the mean of so many new runs. values: the published ones."""
     count = len(values)
-    return quantile(figures, count - 1) * deviation(values) * math.sqrt(1 / count + 1 / runs)
+    return quantile(figures, count - 1) * statistics.stdev(values) * math.sqrt(1 / count + 1 / runs)
 
 
 def judge(published: Mapping[Key, Sequence[float]], runs: Sequence[Mapping[Key, float]]) -> list[Judged]:
