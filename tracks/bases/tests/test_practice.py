@@ -5,6 +5,7 @@ from pathlib import Path
 import bundles
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from fake_hub import write_hub
 from forks import Forked, run_module
 
@@ -15,6 +16,7 @@ TASK = "Alpaca-Part-Constrained"  # a random model follows some constraints by c
 FEW = ("--sft-steps=2", "--rl-steps=1", "--sampling-steps=12", "--dpo-epochs=1", "--problems=4", f"--task={TASK}")
 
 
+@pytest.mark.timeout(900)
 def test_practice(tmp_path: Path) -> None:
     hub, home = tmp_path / "hub", tmp_path / "home"
     write_hub(hub)
@@ -50,6 +52,7 @@ def test_practice(tmp_path: Path) -> None:
     trained = (home / "chat_dpo/practice/outcome.json").read_bytes()
     practice().done(timeout=280)
     assert (home / "chat_dpo/practice/outcome.json").read_bytes() == trained
-    said = practice("--sampling-steps=6").done(timeout=280)
+    # More answers: of fewer there may be too few pairs, as a random model follows a constraint by chance alone.
+    said = practice("--sampling-steps=18").done(timeout=280)
     assert "== dpo: repeated, " in said
-    assert saved_steps(home / "chat_rl" / "practice-answers") == [6]
+    assert saved_steps(home / "chat_rl" / "practice-answers")[-1] == 18
