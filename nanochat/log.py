@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol, TextIO
 
+from nanochat.cores import OtherWork
 from nanochat.extras import not_installed
 from nanochat.paths import naming
 
@@ -302,7 +303,7 @@ class Progress:
     """Prints a line about a long job, or about training steps, now and then on rank 0.
 
     The time left follows the wall clock, so that evaluations and checkpoints count; all before the first update, as
-    compiling, does not.
+    compiling, does not. A line more says when other processes begin to take the cores.
     """
 
     def __init__(self, file: TextIO | None = None) -> None:
@@ -310,6 +311,7 @@ class Progress:
         self._shown = time.monotonic()
         self._first: tuple[float, float] | None = None  # clock and `done` at the first update
         self._line = ""  # the newest, not printed yet
+        self._others = OtherWork() if is_main_rank() else None
 
     def update(self, text: str, done: float) -> None:
         """Print the text and the time left if the last line is old enough. done: the part of the job so far, 0 to 1."""
@@ -322,6 +324,8 @@ class Progress:
         if now - self._shown >= LINE_SECONDS:
             self._shown = now
             self.close()
+            if self._others and (note := self._others.note()):
+                print0(note, file=self._file)
 
     def close(self) -> None:
         """Print the newest line, unless it is printed already."""

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 import rustbpe
 from nanochat.config import collect_signals, stop_signals
+from nanochat.cores import usable_cores
 from nanochat.errors import UserError
 from nanochat.hardware import (
     LEAST_DRIVERS,
@@ -31,6 +32,7 @@ from nanochat.hardware import (
 )
 from nanochat.log import is_main_rank, print0, print_line
 from nanochat.paths import base_dir
+from nanochat.waiting import sharing_cores
 from nanochat.watch import joined, process_group
 
 Value = TypeVar("Value")
@@ -229,6 +231,8 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto
     # older one.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"))
     avoid_broken_amx()
+    if "OMP_NUM_THREADS" not in os.environ and usable_cores() < torch.get_num_threads():
+        torch.set_num_threads(usable_cores())  # OpenMP knows nothing of a container's quota
     distributed = all(name in os.environ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))  # Slurm sets only some
     rank = int(os.environ["RANK"]) if distributed else 0
     world_size = int(os.environ["WORLD_SIZE"]) if distributed else 1
@@ -243,6 +247,8 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto
             torch.set_float32_matmul_precision("high")  # TF32 for the products that stay in fp32
         if store:
             stack.enter_context(process_group(store, device, rank, world_size))
+        if device.type == "cpu":
+            stack.enter_context(sharing_cores())
         accelerator = find_accelerator(name)
         print0(f"device: {device.type} ({name}), ranks: {world_size}, precision: {precision}")
         yield Runtime(device, DTYPES[precision], attention, rank, world_size, accelerator, store)

@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Lowest first; a module imports from lower layers and from what stands to its left. A package is one entry.
 LAYERS = [
-    "errors extras registry tables paths log protocols foreign config hardware timing statistics multiplier environment"
-    " watch",
+    "errors extras cores registry tables paths log protocols foreign config hardware timing statistics multiplier"
+    " environment waiting watch",
     "runtime outcome ladder metrics stages settings tokenizer chat calculator checkpoint kernel_builds",
     "attention flash_packages cross_entropy fp8 quantized quant muon optim schedules",
     "gpt induction int8 sharding models param_groups scaling cost",

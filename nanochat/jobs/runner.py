@@ -23,6 +23,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from nanochat.config import Count, collect_signals, option, options, run_script, stop_signals
+from nanochat.cores import usable_cores
 from nanochat.data import hub
 from nanochat.environment import ROOT
 from nanochat.jobs.hashes import file_hashes
@@ -298,8 +299,7 @@ def execute(step: Step, log: Path, lock: int, stop: list[int], script: int, vari
 
 def core_share(runs: int) -> dict[str, str]:
     """Return variables for each of several runs at the same time: more threads than cores would wait for each other."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1  # those it may use
-    share = max(cores // runs, 1)
+    share = max(usable_cores() // runs, 1)
     return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(share)}
 
 
