@@ -26,6 +26,14 @@ def own_cores() -> set[int]:
     return os.sched_getaffinity(0) if sys.platform == "linux" else set(range(os.cpu_count() or 1))
 
 
+def _threads() -> int:
+    """Return how many threads this run computes with, those of all ranks on this machine together."""
+    cores = len(own_cores())
+    each = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return min(int(each) * ranks, cores) if each.isdigit() else cores
+
+
 def _quota() -> float:
     """Return how many cores' time this control group gets, 0 without a limit."""
     for name in ("cpu.max", "cpu/cpu.cfs_quota_us"):  # versions 2 and 1; a container sees its own group there
@@ -107,9 +115,10 @@ class OtherWork:
         ours = _family(now.processes)
         used = {number: _ticks(before, now, number, number in ours) for number in now.processes}
         others = (now.busy - before.busy - sum(used[number] for number in ours)) / total * cores
-        if others < LITTLE:
+        spare = cores - _threads()  # others may have these: runs that share the cores do not slow each other
+        if others < spare + LITTLE:
             self._told = False
-        if others < MUCH or self._told:
+        if others < spare + MUCH or self._told:
             return ""
         self._told = True
         strangers = [number for number in used if number not in ours]

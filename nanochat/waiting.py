@@ -65,5 +65,5 @@ def _watch(ended: threading.Event) -> None:
 
 def _hold_pool(free: threading.Event) -> None:
     """Keep a pool of OpenMP threads, which each thread that computes has of its own."""
-    torch.ones(PARALLEL).exp_()
+    torch.ones(PARALLEL, device="cpu").exp_()
     free.wait()

@@ -96,7 +96,8 @@ def machine(tmp_path, monkeypatch) -> Machine:
     monkeypatch.setattr(cores, "own_cores", lambda: {0, 1})
     monkeypatch.setattr(os, "getpid", lambda: 100)
     monkeypatch.setattr(os, "getppid", lambda: 1)
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
     made = Machine(tmp_path)
     made.pass_time(1)
     return made
@@ -159,6 +160,26 @@ def test_other_guests_of_the_host_have_no_name(machine) -> None:
     assert note == "the machine is busy: other work uses 0.8 of its 2 cores; this run is slower for it"
 
 
+@pytest.mark.parametrize(
+    ("variables", "is_told"),
+    [
+        ({"OMP_NUM_THREADS": "1"}, False),  # two runs, one thread each
+        ({"OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "2"}, True),
+        ({"OMP_NUM_THREADS": "2"}, True),
+        ({}, True),
+    ],
+)
+def test_runs_that_share_the_cores_say_nothing(machine, monkeypatch, variables, is_told) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    machine.start(7, 1, "the other run")
+    others = OtherWork()
+    for _ in range(2):
+        machine.pass_time(5, p100=100, p7=100)
+        note = others.note()
+    assert bool(note) == is_told
+
+
 def test_idle_cores_are_enough(machine) -> None:
     machine.start(7, 1, "another")
     others = OtherWork()
@@ -210,8 +231,14 @@ def test_a_real_process_is_noticed(neighbours) -> None:
         "    note = others.note()\n"
         "print(note)\n"
     )
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=2 * LONGEST
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=2 * LONGEST,
     )
     assert done.stdout.startswith("the machine is busy: other work uses ")
     assert "(process " in done.stdout
