@@ -38,7 +38,8 @@ from nanochat.train import Evaluation, State
 
 # A call of the calculator and its result in the text of an answer.
 CALL = re.compile(r"<\|python_start\|>(.*?)<\|python_end\|><\|output_start\|>(.*?)<\|output_end\|>")
-LETTER_BATCH = 64  # prompts per forward pass where letters are chosen
+LETTER_BATCH = 64  # prompts per forward pass where letters are chosen, at most
+LETTER_TOKENS = 16_384  # tokens of such a pass, padding included, if there is more than one prompt
 
 
 @dataclass(frozen=True)
@@ -193,16 +194,27 @@ def _prepare_problems(
 
 def _choose_letters(problems: list[Problem], model: GPT, tokenizer: Tokenizer, runtime: Runtime) -> Answers:
     """Answer problems in batches, one forward pass each; ranks take batches in turn."""
-    # Sorted, so that prompts in a batch need little padding; the longest first, so that lack of memory shows at once.
-    problems = sorted(problems, key=lambda problem: len(problem.prompt), reverse=True)
-    starts = range(0, len(problems), LETTER_BATCH)
-    for start in starts[runtime.rank :: runtime.world_size]:
-        batch = problems[start : start + LETTER_BATCH]
+    for batch in letter_batches(problems)[runtime.rank :: runtime.world_size]:
         logits = in_halves(lambda part: last_logits(model, part), [problem.prompt for problem in batch])
         for problem, row in zip(batch, torch.cat(list(logits)), strict=True):
             letters = problem.conversation["letters"]
             tokens = tokenizer.letter_tokens(letters)
             yield problem, [{"text": letters[int(row[tokens].argmax())]}]
+
+
+def letter_batches(problems: list[Problem]) -> list[list[Problem]]:
+    """Return the problems in batches of prompts that are about as long.
+
+    The longest come first, so that lack of memory shows at once.
+    """
+    batches: list[list[Problem]] = []
+    most = 0  # prompts in the last batch
+    for problem in sorted(problems, key=lambda problem: len(problem.prompt), reverse=True):
+        if not batches or len(batches[-1]) == most:
+            batches.append([])
+            most = max(min(LETTER_TOKENS // len(problem.prompt), LETTER_BATCH), 1)
+        batches[-1].append(problem)
+    return batches
 
 
 @torch.no_grad()
