@@ -1,6 +1,8 @@
-//! Byte-level BPE: train a vocabulary, encode text with it. Nothing here knows of Python but `py`.
+//! Byte-level BPE: train a vocabulary, encode text with it. Nothing here knows of Python but `py`. `int8` is not about
+//! text: the one product of a model that is worth own instructions.
 
 pub mod encode;
+pub mod int8;
 pub mod split;
 pub mod train;
 pub mod vocab;
