@@ -26,7 +26,7 @@ from nanochat.quantized import Tensors
 from tracks.bases.families import COMPUTED, FAMILIES, family_of, names_of, read_config
 from tracks.bases.gguf_file import GGUFFile
 from tracks.bases.model import PublicConfig
-from tracks.bases.templates import TEMPLATES, turn_end, usual_template, with_values
+from tracks.bases.templates import TEMPLATES, named_template, turn_end, usual_template, with_values
 from tracks.bases.tokenizer import Definition, PublicCore, PublicTokenizer
 
 Read = TypeVar("Read")
@@ -331,7 +331,7 @@ def _definition(
     if bos is None or not ends:
         raise UserError("its tokenizer names no token that begins or ends a text")
     if wanted.template in TEMPLATES:
-        own = TEMPLATES[wanted.template]
+        own = named_template(wanted.template, core.special_tokens)
     elif wanted.template:
         try:
             own = Path(wanted.template).expanduser().read_text(encoding="utf-8")

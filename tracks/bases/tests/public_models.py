@@ -160,6 +160,16 @@ def save_tokenizer(case: str, folder: Path, template: str | None = CHATML) -> tr
     return tokenizer
 
 
+def save_without_turns(case: str, folder: Path) -> None:
+    """Save a model as Llama 2's base is: without a chat template, and without tokens for one."""
+    save_folder(case, folder, template=None)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        text = (folder / name).read_text(encoding="utf-8")
+        for old, new in (("<|im_start|>", "<a>"), ("<|im_end|>", "</s>"), ("<end_of_turn>", "<b>")):
+            text = text.replace(old, new)
+        (folder / name).write_text(text, encoding="utf-8")
+
+
 def model_of(source: Source) -> PublicGPT:
     """Our model of a source, ready to compute in fp32."""
     model = new_model(source.config, attention="chunks").to_empty(device="cpu")
