@@ -210,8 +210,7 @@ def _folder_definition(
         special[role] = value
     generation = _json(folder / "generation_config.json") or {}
     ends = _about(folder, _ids, [generation.get("eos_token_id"), settings.get("eos_token_id")])
-    begins = bool(options.get("add_bos_token"))
-    definition = _about(folder, _definition, _text(file), own, wanted, special, ends, begins, config)
+    definition = _about(folder, _definition, _text(file), own, wanted, special, ends, config)
     return definition, used, bool(own)
 
 
@@ -268,7 +267,7 @@ def _open_gguf(path: Path, context: int, wanted: Wanted) -> Source:
     ends = _ids([settings["eos_token_id"]])
     names = {one.ours: one for one in names_of(config)}
     heads = {"attn_q": config.heads, "attn_k": config.kv_heads}
-    definition = _about(path, _definition, file.tokenizer(), own, wanted, special, ends, file.begins_with_bos, config)
+    definition = _about(path, _definition, file.tokenizer(), own, wanted, special, ends, config)
     licence = file.get("general.license", "")
     file.forget()
     return Source(
@@ -303,13 +302,13 @@ def _definition(
     wanted: Wanted,
     special: Mapping[str, str | None],
     ends: Sequence[int],
-    begins: bool,
     config: PublicConfig,
 ) -> Definition:
     """Return a tokenizer's definition.
 
-    text: of the tokenizer.json. own: the model's chat template, if any. wanted: the template that was asked for.
-    special: tokens by their role. ends: tokens that end a text. begins: texts begin with the bos_token.
+    text: of the tokenizer.json, which alone decides what a text begins with: `transformers` 5 leaves add_bos_token of a
+    tokenizer_config.json unread beside one. own: the model's chat template, if any. wanted: the template that was asked
+    for. special: tokens by their role. ends: tokens that end a text.
     """
     text = _within(text, config.vocab_size)
     core = PublicCore(text)
@@ -323,8 +322,6 @@ def _definition(
     prefix = _prefix(core)
     if len(prefix) > 1:
         raise UserError("its texts begin with several tokens, which is not known here")
-    if not prefix and begins and "bos_token" in ids:
-        prefix = [ids["bos_token"]]
     document = core.special_tokens.get(OF_DOCUMENTS, ids.get("bos_token", ids.get("eos_token")))
     bos = prefix[0] if prefix else document
     ends = [*ends, *([ids["eos_token"]] if "eos_token" in ids else [])]

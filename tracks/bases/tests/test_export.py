@@ -1,5 +1,6 @@
 """Public models go out as they came in: the same weights, config and tokens, read by `transformers`."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,25 @@ def test_a_gguf_file_goes_out_as_a_folder_and_comes_in_again(case: str, tmp_path
     assert list(again.definition.prefix) == list(source.definition.prefix) == ([0] if case == "gemma3" else [])
     weights, expected = weights_of(again), weights_of(source)
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("adds", [True, False])
+@pytest.mark.parametrize("case", ["llama", "gemma3"])
+def test_what_a_text_begins_with_is_what_transformers_reads(case: str, adds: bool, tmp_path: Path) -> None:
+    """A flag beside a tokenizer.json changes nothing there, nor here: in, out and in again."""
+    save_folder(case, tmp_path / "in")
+    settings = tmp_path / "in" / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"add_bos_token": adds}))
+    source = open_source(str(tmp_path / "in"))
+    tokenizer = PublicTokenizer(source.definition)
+    (tmp_path / "out").mkdir()
+    write_folder(model_of(source), tokenizer, record_of(tmp_path / "in"), tmp_path / "out")
+    again = PublicTokenizer(open_source(str(tmp_path / "out")).definition)
+    for text in ("", "A fox.", " 12\n"):
+        first, second = (transformers.AutoTokenizer.from_pretrained(tmp_path / name)(text) for name in ("in", "out"))
+        ids = [*tokenizer.prefix, *tokenizer.encode(text)]
+        assert first["input_ids"] == second["input_ids"] == ids == [*again.prefix, *again.encode(text)]
+    assert list(tokenizer.prefix) == ([0] if case == "gemma3" else [])
 
 
 def test_rounded_weights_come_in_again(tmp_path: Path) -> None:
