@@ -69,7 +69,7 @@ def _write_tokenizer_files(tokenizer: PublicTokenizer, folder: Path, context: in
     if definition.template:
         write_text(folder / "chat_template.jinja", definition.template)
     settings = {
-        "tokenizer_class": "TokenizersBackend",  # as `transformers` itself writes for a tokenizer.json of any kind
+        "tokenizer_class": "PreTrainedTokenizerFast",  # `transformers` 4 knows it too, 5 as a name of TokenizersBackend
         "model_max_length": context,
         "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,

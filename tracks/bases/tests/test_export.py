@@ -46,6 +46,9 @@ def test_a_model_goes_out_as_it_came(case: str, tmp_path: Path) -> None:
     for messages in conversations(20):
         assert first.apply_chat_template(messages) == second.apply_chat_template(messages)
     assert second.chat_template == CHATML
+    # The class that `transformers` 4 can load.
+    written = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert written["tokenizer_class"] == "PreTrainedTokenizerFast"
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "the model that came from a place, at stage chat_sft, step 0" in card
     # It can come in again.
