@@ -242,10 +242,16 @@ class JinjaTemplate:
                 return
 
     def _prepared(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Return messages for the template: contents are text, with a mark in each name of a special token."""
+        """Return messages for the template: contents are text, with a mark in each name of a special token.
+
+        What is null is left out, as are no calls: templates ask `'tool_calls' in message`, and programs that write tables
+        as JSON give each row every key.
+        """
         found = []
         for message in messages:
-            changed: dict[str, Any] = {**message, **_calls(message)}
+            said = {key: value for key, value in message.items() if key == "content" or value is not None}
+            said.pop("tool_calls", None)
+            changed: dict[str, Any] = {**said, **_calls(message)}
             if message.get("content") is not None:
                 changed["content"] = _spoken(message)
             found.append(self._without_names(changed))

@@ -116,6 +116,19 @@ def test_ids(name: str, case: str) -> None:
         assert prompt == theirs.apply_chat_template(messages[:-1], tools, add_generation_prompt=True)["input_ids"]
 
 
+@pytest.mark.parametrize("calls", [None, []])
+def test_a_key_without_a_value_is_as_if_it_were_not_there(calls: list[Any] | None) -> None:
+    """Programs that write a table as JSON give every row the keys of any row."""
+    asking = CHATML.replace("+ message['content'] +", "+ ('C' if 'tool_calls' in message else message['content']) +")
+    asking = asking.replace("'<|im_end|>", "('N' if 'name' in message else '') + '<|im_end|>")
+    ours = public("llama", template=asking)
+    plain = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]
+    filled: Any = [{**message, "tool_calls": calls, "name": None} for message in plain]
+    found = render_conversation({"messages": filled}, ours)
+    assert found[0] == theirs_with(asking).apply_chat_template(plain)["input_ids"]
+    assert ours.decode([id for id, learned in zip(*found, strict=True) if learned]) == "I.<|im_end|>"
+
+
 @pytest.mark.parametrize("case", ["llama", "gemma3"])
 def test_a_template_that_marks_is_taken_at_its_word(case: str) -> None:
     ours, theirs = public(case, template=MARKED), theirs_with(MARKED, case)
