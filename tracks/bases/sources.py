@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
+import yaml
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -163,8 +164,17 @@ def _licence(card: Path) -> str:
     """Return the license that the head of a model card names; empty if it names none."""
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
     head = text.partition("\n---")[0] if text.startswith("---\n") else ""
-    named = re.search(r"^license:\s*([\w.-]+)", head, re.MULTILINE)
-    return named[1] if named else ""
+    try:
+        values = yaml.safe_load(head)
+    except (yaml.YAMLError, ValueError, RecursionError):  # of a date that cannot be, for example
+        return ""
+    if not isinstance(values, dict):
+        return ""
+    named = values.get("license")
+    if named == "other":
+        named = values.get("license_name") or named
+    names = named if isinstance(named, list) else [named]
+    return ", ".join(name for name in names if isinstance(name, str))
 
 
 def _shards(folder: Path) -> list[Path]:

@@ -244,8 +244,8 @@ class JinjaTemplate:
     def _prepared(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Return messages for the template: contents are text, with a mark in each name of a special token.
 
-        What is null is left out, as are no calls: templates ask `'tool_calls' in message`, and programs that write tables
-        as JSON give each row every key.
+        What is null is left out, and an empty list of calls: templates ask `'tool_calls' in message`, and programs that
+        write tables as JSON give each row every key.
         """
         found = []
         for message in messages:

@@ -50,6 +50,14 @@ def test_a_model_in_several_files(saved: Path, tmp_path: Path) -> None:
         ("---\nlibrary_name: x\nlicense: apache-2.0\n---\n# A\n", "apache-2.0"),
         ("---\nlibrary_name: x\n---\nlicense: mit\n", ""),
         ("license: mit\n", ""),
+        ("---\nlicense:\n- mit\n- apache-2.0\n---\n", "mit, apache-2.0"),
+        ("---\nlicense: 'cc-by-4.0'\n---\n", "cc-by-4.0"),
+        ("---\nlicense: other\nlicense_name: our-own\n---\n", "our-own"),
+        ("---\nlicense: other\n---\n", "other"),
+        ("---\nlicense: {a: b}\n---\n", ""),
+        ("---\nlicense: [\n---\n", ""),
+        ("---\na: 2026-99-99\nlicense: mit\n---\n", ""),
+        ("---\nlicense: " + 5000 * "[" + "\n---\n", ""),
     ],
 )
 def test_the_license_is_that_of_the_card(card: str, licence: str, saved: Path, tmp_path: Path) -> None:
