@@ -38,7 +38,9 @@ def write_folder(model: GPT, tokenizer: Tokenizer, manifest: Record, folder: Pat
     public = manifest.get("public")
     if not public:
         raise UserError("the model's manifest does not say where it came from: bring it in again")
-    dropped = ("quantization_config", "dtype", "torch_dtype")
+    if "auto_map" in public["config"]:  # of a model that came in when these were not refused
+        print0("export: its auto_map, which names code of its own, is left out")
+    dropped = ("quantization_config", "dtype", "torch_dtype", "auto_map")
     settings = {name: value for name, value in public["config"].items() if name not in dropped}
     settings |= {"architectures": [FAMILIES[config.family].architecture], "dtype": "float32"}
     settings |= {"max_position_embeddings": config.max_seq_len, "vocab_size": config.vocab_size}

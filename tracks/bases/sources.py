@@ -111,6 +111,8 @@ def _open_folder(folder: Path, context: int, wanted: Wanted) -> Source:
     if settings is None:
         raise UserError(f"{folder} has no config.json: it is not a folder of a model")
     _about(folder, family_of, settings)  # before its files are read
+    if "auto_map" in settings:  # its weights may be those of another model than its architecture says
+        raise UserError(f"{folder} has a model with code of its own, which is not run")
     shards = _shards(folder)
     config = _about(folder, read_config, settings, context)
     places: dict[str, Path] = {}  # of every tensor

@@ -110,6 +110,18 @@ def test_a_shorter_context_is_written(tmp_path: Path) -> None:
     assert transformers.AutoConfig.from_pretrained(tmp_path / "out").max_position_embeddings == 128
 
 
+def test_code_of_its_own_is_not_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By a model that was brought in before such were refused."""
+    save_folder("llama", tmp_path / "in")
+    source = open_source(str(tmp_path / "in"))
+    record = record_of(tmp_path / "in")
+    record["public"]["config"] = source.settings | {"auto_map": {"AutoModelForCausalLM": "code.Model"}}
+    (tmp_path / "out").mkdir()
+    write_folder(model_of(source), PublicTokenizer(source.definition), record, tmp_path / "out")
+    assert "auto_map" not in json.loads((tmp_path / "out" / "config.json").read_text())
+    assert "its auto_map, which names code of its own, is left out" in capsys.readouterr().out
+
+
 def test_a_difference_is_not_kept(tmp_path: Path) -> None:
     save_folder("llama", tmp_path / "in")
     source = open_source(str(tmp_path / "in"))

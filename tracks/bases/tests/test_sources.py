@@ -127,6 +127,10 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         lambda folder: change(folder / "config.json", architectures=["MambaForCausalLM"]),
         "its architecture is MambaForCausalLM: only LlamaForCausalLM",
     ),
+    "model with code": (
+        lambda folder: change(folder / "config.json", auto_map={"AutoModelForCausalLM": "code.Model"}),
+        "has a model with code of its own, which is not run",
+    ),
     "no weights": (
         lambda folder: [path.unlink() for path in folder.glob("model*")],
         "has no weights as safetensors$",
