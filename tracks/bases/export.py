@@ -43,10 +43,10 @@ def write_folder(model: GPT, tokenizer: Tokenizer, manifest: Record, folder: Pat
     dropped = ("quantization_config", "dtype", "torch_dtype", "auto_map")
     settings = {name: value for name, value in public["config"].items() if name not in dropped}
     settings |= {"architectures": [FAMILIES[config.family].architecture], "dtype": "float32"}
-    settings |= {"max_position_embeddings": config.max_seq_len, "vocab_size": config.vocab_size}
-    settings["tie_word_embeddings"] = config.tie_embeddings
+    # Its context is that of the source, also if it was made shorter here: no scaling that is known depends on it.
+    settings |= {"vocab_size": config.vocab_size, "tie_word_embeddings": config.tie_embeddings}
     write_json(folder / "config.json", settings)
-    _write_tokenizer_files(tokenizer, folder, config.max_seq_len)
+    _write_tokenizer_files(tokenizer, folder, settings["max_position_embeddings"])
     ends = public["generation"].get("eos_token_id", public["config"].get("eos_token_id"))
     ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
     ends = list(dict.fromkeys([tokenizer.turn_end, *ends]))
@@ -60,7 +60,9 @@ def write_folder(model: GPT, tokenizer: Tokenizer, manifest: Record, folder: Pat
 def write_tokenizer(model: GPT, tokenizer: Tokenizer, manifest: Record, folder: Path) -> list[str]:
     """Write the tokenizer alone; return a sentence on its comparison."""
     assert isinstance(tokenizer, PublicTokenizer)
-    _write_tokenizer_files(tokenizer, folder, model.config.max_seq_len)
+    public = manifest.get("public") or {"config": {}}
+    context = public["config"].get("max_position_embeddings", model.config.max_seq_len)
+    _write_tokenizer_files(tokenizer, folder, context)
     return [_compare_tokenizers(tokenizer, folder)]
 
 

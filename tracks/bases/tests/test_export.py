@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from nanochat.errors import UserError
 from tracks.bases.export import write_folder
 from tracks.bases.sources import open_source, weights_of
-from tracks.bases.tests.public_models import CASES, CHATML, model_of, save_folder, save_gguf
+from tracks.bases.tests.public_models import CASES, CHATML, CONTEXT, model_of, save_folder, save_gguf
 from tracks.bases.tests.test_template import conversations
 from tracks.bases.tokenizer import PublicTokenizer
 from tracks.export import hf
@@ -102,12 +102,15 @@ def test_rounded_weights_come_in_again(tmp_path: Path) -> None:
     assert "- weights: then rounded to bf16" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 
 
-def test_a_shorter_context_is_written(tmp_path: Path) -> None:
-    save_folder("llama", tmp_path / "in")
+@pytest.mark.parametrize("case", ["llama", "llama-scaled"])
+def test_a_shorter_context_is_that_of_the_source_again(case: str, tmp_path: Path) -> None:
+    """It saves memory here, and is nothing that the model has learned."""
+    save_folder(case, tmp_path / "in")
     source = open_source(str(tmp_path / "in"), context=128)
     (tmp_path / "out").mkdir()
     write_folder(model_of(source), PublicTokenizer(source.definition), record_of(tmp_path / "in"), tmp_path / "out")
-    assert transformers.AutoConfig.from_pretrained(tmp_path / "out").max_position_embeddings == 128
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "out").max_position_embeddings == CONTEXT
+    assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["model_max_length"] == CONTEXT
 
 
 def test_code_of_its_own_is_not_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
