@@ -38,6 +38,15 @@ SIZES = {
     "rope_local_base_freq": "rope.freq_base_swa",
     "sliding_window": "attention.sliding_window",
 }
+WINDOW = SIZES["sliding_window"]
+# Settings that change values, with the only value that is known here.
+ONLY: Record = {
+    "rope.scaling.attn_factor": 1.0,
+    "rope.scale_linear": 1.0,
+    "final_logit_softcapping": 0.0,
+    "attn_logit_softcapping": 0.0,
+    "expert_count": 0,
+}
 # Every Llama from 3.1 on was first trained with so many tokens, and has these bounds.
 LLAMA3 = Scaling("llama3", low_freq_factor=1.0, high_freq_factor=4.0, context=8192)
 LAYERS_OF_27B = 62  # of Gemma 3
@@ -97,6 +106,7 @@ class GGUFFile:
             raise UserError(f"{self.path} has no {prefix}.{missing[0]}")
         if "head_dim" not in config:
             config["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
+        self._check_values(config)
         if prefix != "gemma3":
             config.pop("sliding_window", None)  # these families use none, whatever the file says
         config["vocab_size"] = len(self.get("tokenizer.ggml.tokens", ()))
@@ -112,6 +122,18 @@ class GGUFFile:
             config[f"{name.removesuffix('ding')}_token_id"] = self.get(f"tokenizer.ggml.{name}_token_id")
         scaled = self._scaling(config)
         return config | ({"rope_scaling": scaled} if scaled else {})
+
+    def _check_values(self, config: Record) -> None:
+        """Raise a UserError for a setting that would change values, with its name."""
+        known = ONLY | dict.fromkeys(("rope.dimension_count", "attention.value_length"), config["head_dim"])
+        found = {name: self.get(f"{self.architecture}.{name}") for name in known}
+        wrong = [name for name, value in found.items() if value is not None and value != known[name]]
+        window = self.get(f"{self.architecture}.{WINDOW}") if self.architecture == "llama" else None  # as Mistral's
+        if window and window < config.get("max_position_embeddings", 0):
+            wrong.append(WINDOW)
+        if wrong:
+            value = self.get(f"{self.architecture}.{wrong[0]}")
+            raise UserError(f"{self.path} has {self.architecture}.{wrong[0]}={value}, which is not known here")
 
     def _scaling(self, config: Record) -> Record | None:
         kind = self.get(f"{self.architecture}.rope.scaling.type", "none")

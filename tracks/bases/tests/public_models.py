@@ -188,16 +188,25 @@ def brought(case: str, folder: Path) -> tuple[PublicGPT, transformers.PreTrained
 
 
 def save_gguf(
-    case: str, path: Path, kind: str = "F32", table: np.ndarray | None = None, **more: Any
+    case: str,
+    path: Path,
+    kind: str = "F32",
+    table: np.ndarray | None = None,
+    entries: dict[str, Any] | None = None,
+    **more: Any,
 ) -> transformers.PreTrainedModel:
     """Write the model of a case as llama.cpp's converter does; matrices are of this type, if they fit in its blocks.
 
-    table: divisors of rotary rates, in place of those that follow from the config. more: settings of the config.
+    table: divisors of rotary rates, in place of those that follow from the config. entries: other values of the
+    metadata; None: left out. more: settings of the config.
     """
     theirs = make_model(case, **more)
     config = read_config(theirs.config.to_dict())
     writer = gguf.GGUFWriter(path, FAMILIES[config.family].gguf)
-    for key, value in _metadata(case, theirs.config.to_dict(), config).items():
+    metadata = _metadata(case, theirs.config.to_dict(), config) | (entries or {})
+    for key, value in metadata.items():
+        if value is None:
+            continue
         kind_of_value = gguf.GGUFValueType.UINT32 if type(value) is int else gguf.GGUFValueType.get_type(value)
         writer.add_key_value(key, value, kind_of_value)
     state = theirs.state_dict()
