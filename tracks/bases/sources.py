@@ -256,7 +256,7 @@ def _json(path: Path) -> Record | None:
         return None
     try:
         found = read_json(path)
-    except ValueError:
+    except (ValueError, RecursionError):  # nested too deep
         found = None
     if not isinstance(found, dict):
         raise UserError(f"{path} is damaged: it is no JSON object")
@@ -268,18 +268,15 @@ def _json(path: Path) -> Record | None:
 
 def _open_gguf(path: Path, context: int, wanted: Wanted) -> Source:
     file = GGUFFile(path)
-    settings = file.config()
+    settings = _metadata(path, file.config)
     config = _about(path, read_config, settings, context)
-    tokens = file.get("tokenizer.ggml.tokens", ())
-    special = {}
-    for name, entry in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
-        id = file.get(f"tokenizer.ggml.{entry}_token_id")
-        special[f"{name}_token"] = tokens[id] if id is not None and id < len(tokens) else None
+    special = _metadata(path, _special_tokens, file)
     own = file.get("tokenizer.chat_template", "")
-    ends = _ids([settings["eos_token_id"]])
+    text = _metadata(path, file.tokenizer)
+    ends = _about(path, _ids, [settings["eos_token_id"]])
     names = {one.ours: one for one in names_of(config)}
     heads = {"attn_q": config.heads, "attn_k": config.kv_heads}
-    definition = _about(path, _definition, file.tokenizer(), own, wanted, special, ends, config)
+    definition = _about(path, _definition, text, own, wanted, special, ends, config)
     licence = file.get("general.license", "")
     file.forget()
     return Source(
@@ -295,6 +292,28 @@ def _open_gguf(path: Path, context: int, wanted: Wanted) -> Source:
         licence=licence,
         has_template=bool(own),
     )
+
+
+def _special_tokens(file: GGUFFile) -> dict[str, str | None]:
+    """Return the tokens of a file by their role."""
+    tokens = file.get("tokenizer.ggml.tokens", ())
+    special = {}
+    for name, entry in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
+        id = file.get(f"tokenizer.ggml.{entry}_token_id")
+        special[f"{name}_token"] = tokens[id] if id is not None and 0 <= id < len(tokens) else None
+    return special
+
+
+def _metadata(path: Path, read: Callable[..., Read], *inputs: Any) -> Read:
+    """Return read(*inputs), which reads metadata; UserError for a value that is of another type than it is read as."""
+    try:
+        return read(*inputs)
+    except UserError:
+        raise
+    # A list where a number is due, a text, an empty list: errors of many types.
+    except Exception as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise UserError(f"{path} has metadata that cannot be read: {reason}") from None
 
 
 # ---- both ----
@@ -368,7 +387,7 @@ def _within(text: str, size: int) -> str:
     try:
         state = json.loads(text)
         added = [token for token in state["added_tokens"] if token["id"] < size]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return text  # the library says what is wrong
     return text if len(added) == len(state["added_tokens"]) else json.dumps(state | {"added_tokens": added})
 

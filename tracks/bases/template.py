@@ -311,7 +311,7 @@ def _calls(message: Message) -> dict[str, Any]:
         if isinstance(arguments, str):
             try:
                 found = json.loads(arguments)
-            except ValueError:
+            except (ValueError, RecursionError):
                 found = None
             if not isinstance(found, dict):
                 raise TemplateError(f"the arguments of a call are no JSON object: {arguments[:80]}")
