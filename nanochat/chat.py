@@ -87,9 +87,11 @@ def render_conversation(conversation: Conversation, tokenizer: Tokenizer) -> tup
     check_conversation(conversation)
     if tokenizer.template:
         return tokenizer.template.render(conversation)
+    special = tokenizer.special_tokens
+    if "<|user_start|>" not in special:
+        raise UserError("the model came without a chat template: bring it in again with --template=chatml, or a file")
     if has_tool_turns(conversation):
         raise TemplateError("the conversation has turns of tools, which only chat templates of public models write")
-    special = tokenizer.special_tokens
     ids: list[int] = []
     mask: list[int] = []
 

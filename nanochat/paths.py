@@ -87,7 +87,7 @@ def read_lines(path: Path, parse: Callable[[bytes], Parsed]) -> Iterator[Parsed]
         for number, line in enumerate(lines, 1):
             try:
                 yield parse(line)
-            except (ValueError, TypeError, LookupError) as error:
+            except (ValueError, TypeError, LookupError, RecursionError) as error:  # the last of JSON nested too deep
                 raise UserError(f"{path}:{number}: {error}") from None
 
 

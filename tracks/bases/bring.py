@@ -4,7 +4,7 @@ python -m tracks.bases.bring --from=SmolLM2-135M-Instruct --tag=smol
 """
 
 from dataclasses import asdict
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from nanochat.config import Count, option, options, run_script
 from nanochat.errors import UserError
@@ -13,6 +13,9 @@ from nanochat.outcome import Outcome
 from nanochat.settings import TagSettings
 from nanochat.stages import MODELS, Source
 from nanochat.statistics import NOT_KNOWN
+
+if TYPE_CHECKING:
+    from tracks.bases.sources import Source as Found
 
 # Fine-tuning inherits these from its parent. With this batch they become a few times 1e-5 for tables, gains and biases
 # (param_groups.group_rates), and Muon changes an entry of a matrix by about as much in a step.
@@ -85,6 +88,7 @@ def main(config: Config) -> None:
     }
     folder = save_imported(record, Weights(source), tokenizer, config.tag, 0)
     print0(f"import: {config.from_} is {folder}")
+    print0(f"import: chat template: {_origin(source, config.template)}")
     outcome.metrics = {
         "Architecture": FAMILIES[shape.family].architecture,
         "Parameters": sum(weight.numel() for weight in new_model(shape).parameters()),
@@ -96,6 +100,21 @@ def main(config: Config) -> None:
         "Stage": stage,
     }
     outcome.finish()
+
+
+def _origin(source: "Found", asked: str) -> str:
+    """Return in words where a model's chat template is from. asked: --template."""
+    from tracks.bases.templates import TEMPLATES
+
+    if asked:
+        return asked
+    if source.has_template:
+        return "its own"
+    found = source.definition.template
+    names = [name for name, template in TEMPLATES.items() if found.endswith(template)]
+    if not names:
+        return "none; conversations need one, --template=chatml or a file"
+    return f"{names[0]}, as it came without one and its vocabulary has the tokens"
 
 
 if __name__ == "__main__":

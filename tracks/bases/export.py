@@ -38,13 +38,15 @@ def write_folder(model: GPT, tokenizer: Tokenizer, manifest: Record, folder: Pat
     public = manifest.get("public")
     if not public:
         raise UserError("the model's manifest does not say where it came from: bring it in again")
-    dropped = ("quantization_config", "dtype", "torch_dtype")
+    if "auto_map" in public["config"]:  # of a model that came in when these were not refused
+        print0("export: its auto_map, which names code of its own, is left out")
+    dropped = ("quantization_config", "dtype", "torch_dtype", "auto_map")
     settings = {name: value for name, value in public["config"].items() if name not in dropped}
     settings |= {"architectures": [FAMILIES[config.family].architecture], "dtype": "float32"}
-    settings |= {"max_position_embeddings": config.max_seq_len, "vocab_size": config.vocab_size}
-    settings["tie_word_embeddings"] = config.tie_embeddings
+    # Its context is that of the source, also if it was made shorter here: no scaling that is known depends on it.
+    settings |= {"vocab_size": config.vocab_size, "tie_word_embeddings": config.tie_embeddings}
     write_json(folder / "config.json", settings)
-    _write_tokenizer_files(tokenizer, folder, config.max_seq_len)
+    _write_tokenizer_files(tokenizer, folder, settings["max_position_embeddings"])
     ends = public["generation"].get("eos_token_id", public["config"].get("eos_token_id"))
     ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
     ends = list(dict.fromkeys([tokenizer.turn_end, *ends]))
@@ -58,7 +60,9 @@ def write_folder(model: GPT, tokenizer: Tokenizer, manifest: Record, folder: Pat
 def write_tokenizer(model: GPT, tokenizer: Tokenizer, manifest: Record, folder: Path) -> list[str]:
     """Write the tokenizer alone; return a sentence on its comparison."""
     assert isinstance(tokenizer, PublicTokenizer)
-    _write_tokenizer_files(tokenizer, folder, model.config.max_seq_len)
+    public = manifest.get("public") or {"config": {}}
+    context = public["config"].get("max_position_embeddings", model.config.max_seq_len)
+    _write_tokenizer_files(tokenizer, folder, context)
     return [_compare_tokenizers(tokenizer, folder)]
 
 
@@ -69,7 +73,7 @@ def _write_tokenizer_files(tokenizer: PublicTokenizer, folder: Path, context: in
     if definition.template:
         write_text(folder / "chat_template.jinja", definition.template)
     settings = {
-        "tokenizer_class": "TokenizersBackend",  # as `transformers` itself writes for a tokenizer.json of any kind
+        "tokenizer_class": "PreTrainedTokenizerFast",  # `transformers` 4 knows it too, 5 as a name of TokenizersBackend
         "model_max_length": context,
         "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,

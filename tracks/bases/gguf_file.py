@@ -38,6 +38,15 @@ SIZES = {
     "rope_local_base_freq": "rope.freq_base_swa",
     "sliding_window": "attention.sliding_window",
 }
+WINDOW = SIZES["sliding_window"]
+# Settings that change values, with the only value that is known here.
+ONLY: Record = {
+    "rope.scaling.attn_factor": 1.0,
+    "rope.scale_linear": 1.0,
+    "final_logit_softcapping": 0.0,
+    "attn_logit_softcapping": 0.0,
+    "expert_count": 0,
+}
 # Every Llama from 3.1 on was first trained with so many tokens, and has these bounds.
 LLAMA3 = Scaling("llama3", low_freq_factor=1.0, high_freq_factor=4.0, context=8192)
 LAYERS_OF_27B = 62  # of Gemma 3
@@ -63,7 +72,7 @@ class GGUFFile:
                 f"{path}: its architecture is {self.architecture or 'not named'}: only {', '.join(known)} are known"
             )
         parts = self.get("split.count", 0)
-        if parts > 1:
+        if parts not in (0, 1):
             raise UserError(
                 f"{path} is one of {parts} parts: join them first, with llama.cpp's llama-gguf-split --merge"
             )
@@ -75,6 +84,14 @@ class GGUFFile:
         """Return an entry of the metadata."""
         entry = self.reader.get_field(name)
         return default if entry is None else entry.contents()
+
+    def token(self, role: str) -> str:
+        """Return the token with a role, such as `bos`; UserError if its id is none of the vocabulary."""
+        entry = f"tokenizer.ggml.{role}_token_id"
+        id, tokens = self.get(entry, 0), self.get("tokenizer.ggml.tokens")
+        if type(id) is not int or not 0 <= id < len(tokens):
+            raise UserError(f"{self.path} has {entry}={id}, and its vocabulary has {len(tokens):,} tokens")
+        return tokens[id]
 
     def forget(self) -> None:
         """Let the metadata go: a large vocabulary takes as much memory as the weights. Tensors can still be read."""
@@ -97,6 +114,7 @@ class GGUFFile:
             raise UserError(f"{self.path} has no {prefix}.{missing[0]}")
         if "head_dim" not in config:
             config["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
+        self._check_values(config)
         if prefix != "gemma3":
             config.pop("sliding_window", None)  # these families use none, whatever the file says
         config["vocab_size"] = len(self.get("tokenizer.ggml.tokens", ()))
@@ -112,6 +130,18 @@ class GGUFFile:
             config[f"{name.removesuffix('ding')}_token_id"] = self.get(f"tokenizer.ggml.{name}_token_id")
         scaled = self._scaling(config)
         return config | ({"rope_scaling": scaled} if scaled else {})
+
+    def _check_values(self, config: Record) -> None:
+        """Raise a UserError for a setting that would change values, with its name."""
+        known = ONLY | dict.fromkeys(("rope.dimension_count", "attention.value_length"), config["head_dim"])
+        found = {name: self.get(f"{self.architecture}.{name}") for name in known}
+        wrong = [name for name, value in found.items() if value is not None and value != known[name]]
+        window = self.get(f"{self.architecture}.{WINDOW}") if self.architecture == "llama" else None  # as Mistral's
+        if window and window < config.get("max_position_embeddings", 0):
+            wrong.append(WINDOW)
+        if wrong:
+            value = self.get(f"{self.architecture}.{wrong[0]}")
+            raise UserError(f"{self.path} has {self.architecture}.{wrong[0]}={value}, which is not known here")
 
     def _scaling(self, config: Record) -> Record | None:
         kind = self.get(f"{self.architecture}.rope.scaling.type", "none")
@@ -178,7 +208,7 @@ class GGUFFile:
         else:
             raise UserError(f"{self.path} has a vocabulary of the kind {model or 'none'}, which is not known")
         if self.begins_with_bos:
-            state["post_processor"] = _with_first(self.get("tokenizer.ggml.tokens")[self.bos], self.bos)
+            state["post_processor"] = _with_first(self.token("bos"), self.bos)
         return json.dumps(state, ensure_ascii=False)
 
     @property
@@ -192,8 +222,11 @@ class GGUFFile:
         return bool(self.get("tokenizer.ggml.add_bos_token", usual)) and self.bos >= 0
 
     def _tokens(self) -> tuple[list[str], list[int]]:
-        tokens = self.get("tokenizer.ggml.tokens")
-        return tokens, self.get("tokenizer.ggml.token_type", [NORMAL] * len(tokens))
+        tokens = self.get("tokenizer.ggml.tokens", [])
+        types = self.get("tokenizer.ggml.token_type", [NORMAL] * len(tokens))
+        if len(types) != len(tokens):
+            raise UserError(f"{self.path} has {len(tokens):,} tokens and types for {len(types):,}")
+        return tokens, types
 
     def _of_bytes(self) -> Record:
         """Pairs of bytes, written in letters, with the merges of the file."""
@@ -201,6 +234,9 @@ class GGUFFile:
         split = self.get("tokenizer.ggml.pre", "default")
         if split not in SPLITS:
             raise UserError(f"{self.path} splits texts like {split}: only {', '.join(SPLITS)} are known")
+        merges = self.get("tokenizer.ggml.merges")
+        if merges is None:
+            raise UserError(f"{self.path} has no tokenizer.ggml.merges")
         return {
             **_added(tokens, types),
             "normalizer": {"type": "NFC"} if SPLITS[split].composed else None,
@@ -209,7 +245,7 @@ class GGUFFile:
             "model": {
                 "type": "BPE",
                 "vocab": {token: id for id, token in enumerate(tokens)},
-                "merges": [merge.split(" ") for merge in self.get("tokenizer.ggml.merges")],
+                "merges": [merge.split(" ") for merge in merges],
                 "ignore_merges": SPLITS[split].whole_words,
             },
         }
@@ -243,7 +279,7 @@ class GGUFFile:
             "decoder": {"type": "Sequence", "decoders": decoders},
             "model": {
                 "type": "BPE",
-                "unk_token": tokens[self.get("tokenizer.ggml.unknown_token_id", 0)],
+                "unk_token": self.token("unknown"),
                 "fuse_unk": True,
                 "byte_fallback": True,
                 "vocab": ids,

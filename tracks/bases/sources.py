@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
+import yaml
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from nanochat.quantized import Tensors
 from tracks.bases.families import COMPUTED, FAMILIES, family_of, names_of, read_config
 from tracks.bases.gguf_file import GGUFFile
 from tracks.bases.model import PublicConfig
-from tracks.bases.templates import TEMPLATES, turn_end, usual_template, with_values
+from tracks.bases.templates import TEMPLATES, named_template, turn_end, usual_template, with_values
 from tracks.bases.tokenizer import Definition, PublicCore, PublicTokenizer
 
 Read = TypeVar("Read")
@@ -110,6 +111,8 @@ def _open_folder(folder: Path, context: int, wanted: Wanted) -> Source:
     if settings is None:
         raise UserError(f"{folder} has no config.json: it is not a folder of a model")
     _about(folder, family_of, settings)  # before its files are read
+    if "auto_map" in settings:  # its weights may be those of another model than its architecture says
+        raise UserError(f"{folder} has a model with code of its own, which is not run")
     shards = _shards(folder)
     config = _about(folder, read_config, settings, context)
     places: dict[str, Path] = {}  # of every tensor
@@ -163,8 +166,17 @@ def _licence(card: Path) -> str:
     """Return the license that the head of a model card names; empty if it names none."""
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
     head = text.partition("\n---")[0] if text.startswith("---\n") else ""
-    named = re.search(r"^license:\s*([\w.-]+)", head, re.MULTILINE)
-    return named[1] if named else ""
+    try:
+        values = yaml.safe_load(head)
+    except (yaml.YAMLError, ValueError, RecursionError):  # of a date that cannot be, for example
+        return ""
+    if not isinstance(values, dict):
+        return ""
+    named = values.get("license")
+    if named == "other":
+        named = values.get("license_name") or named
+    names = named if isinstance(named, list) else [named]
+    return ", ".join(name for name in names if isinstance(name, str))
 
 
 def _shards(folder: Path) -> list[Path]:
@@ -210,8 +222,7 @@ def _folder_definition(
         special[role] = value
     generation = _json(folder / "generation_config.json") or {}
     ends = _about(folder, _ids, [generation.get("eos_token_id"), settings.get("eos_token_id")])
-    begins = bool(options.get("add_bos_token"))
-    definition = _about(folder, _definition, _text(file), own, wanted, special, ends, begins, config)
+    definition = _about(folder, _definition, _text(file), own, wanted, special, ends, config)
     return definition, used, bool(own)
 
 
@@ -245,7 +256,7 @@ def _json(path: Path) -> Record | None:
         return None
     try:
         found = read_json(path)
-    except ValueError:
+    except (ValueError, RecursionError):  # nested too deep
         found = None
     if not isinstance(found, dict):
         raise UserError(f"{path} is damaged: it is no JSON object")
@@ -257,18 +268,15 @@ def _json(path: Path) -> Record | None:
 
 def _open_gguf(path: Path, context: int, wanted: Wanted) -> Source:
     file = GGUFFile(path)
-    settings = file.config()
+    settings = _metadata(path, file.config)
     config = _about(path, read_config, settings, context)
-    tokens = file.get("tokenizer.ggml.tokens", ())
-    special = {}
-    for name, entry in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
-        id = file.get(f"tokenizer.ggml.{entry}_token_id")
-        special[f"{name}_token"] = tokens[id] if id is not None and id < len(tokens) else None
+    special = _metadata(path, _special_tokens, file)
     own = file.get("tokenizer.chat_template", "")
-    ends = _ids([settings["eos_token_id"]])
+    text = _metadata(path, file.tokenizer)
+    ends = _about(path, _ids, [settings["eos_token_id"]])
     names = {one.ours: one for one in names_of(config)}
     heads = {"attn_q": config.heads, "attn_k": config.kv_heads}
-    definition = _about(path, _definition, file.tokenizer(), own, wanted, special, ends, file.begins_with_bos, config)
+    definition = _about(path, _definition, text, own, wanted, special, ends, config)
     licence = file.get("general.license", "")
     file.forget()
     return Source(
@@ -284,6 +292,28 @@ def _open_gguf(path: Path, context: int, wanted: Wanted) -> Source:
         licence=licence,
         has_template=bool(own),
     )
+
+
+def _special_tokens(file: GGUFFile) -> dict[str, str | None]:
+    """Return the tokens of a file by their role."""
+    tokens = file.get("tokenizer.ggml.tokens", ())
+    special = {}
+    for name, entry in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
+        id = file.get(f"tokenizer.ggml.{entry}_token_id")
+        special[f"{name}_token"] = tokens[id] if id is not None and 0 <= id < len(tokens) else None
+    return special
+
+
+def _metadata(path: Path, read: Callable[..., Read], *inputs: Any) -> Read:
+    """Return read(*inputs), which reads metadata; UserError for a value that is of another type than it is read as."""
+    try:
+        return read(*inputs)
+    except UserError:
+        raise
+    # A list where a number is due, a text, an empty list: errors of many types.
+    except Exception as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise UserError(f"{path} has metadata that cannot be read: {reason}") from None
 
 
 # ---- both ----
@@ -303,13 +333,13 @@ def _definition(
     wanted: Wanted,
     special: Mapping[str, str | None],
     ends: Sequence[int],
-    begins: bool,
     config: PublicConfig,
 ) -> Definition:
     """Return a tokenizer's definition.
 
-    text: of the tokenizer.json. own: the model's chat template, if any. wanted: the template that was asked for.
-    special: tokens by their role. ends: tokens that end a text. begins: texts begin with the bos_token.
+    text: of the tokenizer.json, which alone decides what a text begins with: `transformers` 5 leaves add_bos_token of a
+    tokenizer_config.json unread beside one. own: the model's chat template, if any. wanted: the template that was asked
+    for. special: tokens by their role. ends: tokens that end a text.
     """
     text = _within(text, config.vocab_size)
     core = PublicCore(text)
@@ -323,15 +353,13 @@ def _definition(
     prefix = _prefix(core)
     if len(prefix) > 1:
         raise UserError("its texts begin with several tokens, which is not known here")
-    if not prefix and begins and "bos_token" in ids:
-        prefix = [ids["bos_token"]]
     document = core.special_tokens.get(OF_DOCUMENTS, ids.get("bos_token", ids.get("eos_token")))
     bos = prefix[0] if prefix else document
     ends = [*ends, *([ids["eos_token"]] if "eos_token" in ids else [])]
     if bos is None or not ends:
         raise UserError("its tokenizer names no token that begins or ends a text")
     if wanted.template in TEMPLATES:
-        own = TEMPLATES[wanted.template]
+        own = named_template(wanted.template, core.special_tokens)
     elif wanted.template:
         try:
             own = Path(wanted.template).expanduser().read_text(encoding="utf-8")
@@ -359,7 +387,7 @@ def _within(text: str, size: int) -> str:
     try:
         state = json.loads(text)
         added = [token for token in state["added_tokens"] if token["id"] < size]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return text  # the library says what is wrong
     return text if len(added) == len(state["added_tokens"]) else json.dumps(state | {"added_tokens": added})
 

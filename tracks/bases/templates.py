@@ -51,6 +51,12 @@ def usual_template(special_tokens: Collection[str]) -> str:
     return next((TEMPLATES[name] for name, mark in MARKS.items() if mark in special_tokens), "")
 
 
+def named_template(name: str, special_tokens: Collection[str]) -> str:
+    """Return a template by its name; where a vocabulary lacks the token that ends a turn, its eos_token does."""
+    mark = MARKS[name]
+    return TEMPLATES[name] if mark in special_tokens else TEMPLATES[name].replace(f"'{mark}", "eos_token + '")
+
+
 def with_values(template: str, values: str) -> str:
     """Return a template that sets variables first. values: a JSON object, such as {"enable_thinking": false}."""
     try:

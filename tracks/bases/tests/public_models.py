@@ -160,6 +160,16 @@ def save_tokenizer(case: str, folder: Path, template: str | None = CHATML) -> tr
     return tokenizer
 
 
+def save_without_turns(case: str, folder: Path) -> None:
+    """Save a model as Llama 2's base is: without a chat template, and without tokens for one."""
+    save_folder(case, folder, template=None)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        text = (folder / name).read_text(encoding="utf-8")
+        for old, new in (("<|im_start|>", "<a>"), ("<|im_end|>", "</s>"), ("<end_of_turn>", "<b>")):
+            text = text.replace(old, new)
+        (folder / name).write_text(text, encoding="utf-8")
+
+
 def model_of(source: Source) -> PublicGPT:
     """Our model of a source, ready to compute in fp32."""
     model = new_model(source.config, attention="chunks").to_empty(device="cpu")
@@ -178,16 +188,25 @@ def brought(case: str, folder: Path) -> tuple[PublicGPT, transformers.PreTrained
 
 
 def save_gguf(
-    case: str, path: Path, kind: str = "F32", table: np.ndarray | None = None, **more: Any
+    case: str,
+    path: Path,
+    kind: str = "F32",
+    table: np.ndarray | None = None,
+    entries: dict[str, Any] | None = None,
+    **more: Any,
 ) -> transformers.PreTrainedModel:
     """Write the model of a case as llama.cpp's converter does; matrices are of this type, if they fit in its blocks.
 
-    table: divisors of rotary rates, in place of those that follow from the config. more: settings of the config.
+    table: divisors of rotary rates, in place of those that follow from the config. entries: other values of the
+    metadata; None: left out. more: settings of the config.
     """
     theirs = make_model(case, **more)
     config = read_config(theirs.config.to_dict())
     writer = gguf.GGUFWriter(path, FAMILIES[config.family].gguf)
-    for key, value in _metadata(case, theirs.config.to_dict(), config).items():
+    metadata = _metadata(case, theirs.config.to_dict(), config) | (entries or {})
+    for key, value in metadata.items():
+        if value is None:
+            continue
         kind_of_value = gguf.GGUFValueType.UINT32 if type(value) is int else gguf.GGUFValueType.get_type(value)
         writer.add_key_value(key, value, kind_of_value)
     state = theirs.state_dict()

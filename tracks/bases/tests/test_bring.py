@@ -19,7 +19,7 @@ from bench.served import serving
 from nanochat.log import read_metrics
 from nanochat.paths import newest_manifest, read_json, saved_steps
 from nanochat.report.card import markdown, read_card
-from tracks.bases.tests.public_models import save_folder, save_gguf
+from tracks.bases.tests.public_models import save_folder, save_gguf, save_without_turns
 
 CASES = ("qwen3", "gemma3")  # vocabularies of bytes and of pieces; texts of the second begin with <bos>
 TUNE = ["--no-compile", "--eval-every=-1", "--save-every=-1", "--device-batch-size=2", "--total-batch-size=512"]
@@ -66,6 +66,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
         save_folder(case, home.folder / case)
         said = home.bring(case, f"--tag={case}").done()
         assert f" is {home.base / 'chat_sft' / case}\n" in said
+        assert "import: chat template: its own\n" in said
     write_lines(home.folder / "chats.jsonl", *(chat(f"Say {number}.", f"It is {number}!") for number in range(60)))
     return home
 
@@ -96,12 +97,27 @@ def test_the_report_card(home: Home) -> None:
 
 def test_a_base_model_has_no_template_of_its_own(home: Home) -> None:
     save_folder("qwen2", home.folder / "plain", template=None)
-    home.bring("plain", "--tag=plain").done()
+    said = home.bring("plain", "--tag=plain").done()
+    assert "chat template: chatml, as it came without one and its vocabulary has the tokens\n" in said
     assert saved_steps(home.base / "base_train" / "plain") == [0]
     home.bring("plain", "--tag=plain", "--source=mid").done()
     assert saved_steps(home.base / "mid_train" / "plain") == [0]
     said = home.bring("plain", "--tag=plain").refused()
     assert said.endswith("base_train/plain holds a run, use another --tag")
+
+
+def test_conversations_need_a_template(home: Home) -> None:
+    """A vocabulary with the tokens of none, as Llama 2's, gets one by its name, whose turns its eos_token ends."""
+    save_without_turns("llama-pieces", home.folder / "old")
+    said = home.bring("old", "--tag=old").done()
+    assert "import: chat template: none; conversations need one, --template=chatml or a file\n" in said
+    mixture = f"--mixture=json:{home.folder / 'chats.jsonl'}"
+    flags = ("--source=base", mixture, "--no-warm-start", "--num-iterations=1")
+    said = home.run("scripts.chat_sft", *TUNE, *flags, "--model-tag=old", "--tag=tuned").refused()
+    assert said.endswith("without a chat template: bring it in again with --template=chatml, or a file"), said
+    said = home.bring("old", "--tag=asked", "--template=chatml").done()
+    assert "import: chat template: chatml\n" in said
+    home.tune("scripts.chat_sft", *flags, "--model-tag=asked", "--tag=tuned")
 
 
 def test_a_gguf_file(home: Home) -> None:

@@ -1,5 +1,6 @@
 """Public models go out as they came in: the same weights, config and tokens, read by `transformers`."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from safetensors.torch import load_file
 from nanochat.errors import UserError
 from tracks.bases.export import write_folder
 from tracks.bases.sources import open_source, weights_of
-from tracks.bases.tests.public_models import CASES, CHATML, model_of, save_folder, save_gguf
+from tracks.bases.tests.public_models import CASES, CHATML, CONTEXT, model_of, save_folder, save_gguf
 from tracks.bases.tests.test_template import conversations
 from tracks.bases.tokenizer import PublicTokenizer
 from tracks.export import hf
@@ -45,6 +46,9 @@ def test_a_model_goes_out_as_it_came(case: str, tmp_path: Path) -> None:
     for messages in conversations(20):
         assert first.apply_chat_template(messages) == second.apply_chat_template(messages)
     assert second.chat_template == CHATML
+    # The class that `transformers` 4 can load.
+    written = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert written["tokenizer_class"] == "PreTrainedTokenizerFast"
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "the model that came from a place, at stage chat_sft, step 0" in card
     # It can come in again.
@@ -67,6 +71,25 @@ def test_a_gguf_file_goes_out_as_a_folder_and_comes_in_again(case: str, tmp_path
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
+@pytest.mark.parametrize("adds", [True, False])
+@pytest.mark.parametrize("case", ["llama", "gemma3"])
+def test_what_a_text_begins_with_is_what_transformers_reads(case: str, adds: bool, tmp_path: Path) -> None:
+    """A flag beside a tokenizer.json changes nothing there, nor here: in, out and in again."""
+    save_folder(case, tmp_path / "in")
+    settings = tmp_path / "in" / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"add_bos_token": adds}))
+    source = open_source(str(tmp_path / "in"))
+    tokenizer = PublicTokenizer(source.definition)
+    (tmp_path / "out").mkdir()
+    write_folder(model_of(source), tokenizer, record_of(tmp_path / "in"), tmp_path / "out")
+    again = PublicTokenizer(open_source(str(tmp_path / "out")).definition)
+    for text in ("", "A fox.", " 12\n"):
+        first, second = (transformers.AutoTokenizer.from_pretrained(tmp_path / name)(text) for name in ("in", "out"))
+        ids = [*tokenizer.prefix, *tokenizer.encode(text)]
+        assert first["input_ids"] == second["input_ids"] == ids == [*again.prefix, *again.encode(text)]
+    assert list(tokenizer.prefix) == ([0] if case == "gemma3" else [])
+
+
 def test_rounded_weights_come_in_again(tmp_path: Path) -> None:
     save_folder("llama", tmp_path / "in")
     source = open_source(str(tmp_path / "in"))
@@ -79,12 +102,27 @@ def test_rounded_weights_come_in_again(tmp_path: Path) -> None:
     assert "- weights: then rounded to bf16" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 
 
-def test_a_shorter_context_is_written(tmp_path: Path) -> None:
-    save_folder("llama", tmp_path / "in")
+@pytest.mark.parametrize("case", ["llama", "llama-scaled"])
+def test_a_shorter_context_is_that_of_the_source_again(case: str, tmp_path: Path) -> None:
+    """It saves memory here, and is nothing that the model has learned."""
+    save_folder(case, tmp_path / "in")
     source = open_source(str(tmp_path / "in"), context=128)
     (tmp_path / "out").mkdir()
     write_folder(model_of(source), PublicTokenizer(source.definition), record_of(tmp_path / "in"), tmp_path / "out")
-    assert transformers.AutoConfig.from_pretrained(tmp_path / "out").max_position_embeddings == 128
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "out").max_position_embeddings == CONTEXT
+    assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["model_max_length"] == CONTEXT
+
+
+def test_code_of_its_own_is_not_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By a model that was brought in before such were refused."""
+    save_folder("llama", tmp_path / "in")
+    source = open_source(str(tmp_path / "in"))
+    record = record_of(tmp_path / "in")
+    record["public"]["config"] = source.settings | {"auto_map": {"AutoModelForCausalLM": "code.Model"}}
+    (tmp_path / "out").mkdir()
+    write_folder(model_of(source), PublicTokenizer(source.definition), record, tmp_path / "out")
+    assert "auto_map" not in json.loads((tmp_path / "out" / "config.json").read_text())
+    assert "its auto_map, which names code of its own, is left out" in capsys.readouterr().out
 
 
 def test_a_difference_is_not_kept(tmp_path: Path) -> None:

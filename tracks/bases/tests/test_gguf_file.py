@@ -3,6 +3,7 @@
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -14,7 +15,7 @@ from nanochat.errors import UserError
 from tracks.bases.families import names_of, read_config
 from tracks.bases.gguf_file import LLAMA3_SPLITS, QWEN2_SPLITS, SPLITS, TYPES, GGUFFile
 from tracks.bases.sources import open_source
-from tracks.bases.tests.public_models import CASES, LLAMA3, has_pieces, model_of, save_gguf, tokenizer_for
+from tracks.bases.tests.public_models import CASES, CONTEXT, LLAMA3, has_pieces, model_of, save_gguf, tokenizer_for
 from tracks.bases.tests.test_tokenizer import texts
 
 # Gemma 3 as a file can say it, which has no factor for queries, and no layers chosen one by one.
@@ -114,6 +115,29 @@ def test_the_scaling_of_llama_3_is_found_in_its_table(tmp_path: Path) -> None:
     save_gguf("llama", tmp_path / "other.gguf", table=np.linspace(1, 8, 8, dtype=np.float32))
     with pytest.raises(UserError, match="a table that is not Llama 3's"):
         GGUFFile(tmp_path / "other.gguf").config()
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "refused", "known"),
+    [
+        ("llama", "llama.rope.dimension_count", 8, 16),
+        ("llama", "llama.attention.value_length", 32, 16),
+        ("llama", "llama.rope.scaling.attn_factor", 0.5, 1.0),
+        ("llama", "llama.rope.scale_linear", 4.0, 1.0),
+        ("llama", "llama.expert_count", 8, 0),
+        ("llama", "llama.attention.sliding_window", 64, CONTEXT),
+        ("gemma3", "gemma3.final_logit_softcapping", 30.0, 0.0),
+        ("gemma3", "gemma3.attn_logit_softcapping", 50.0, 0.0),
+        ("gemma3", "gemma3.attention.sliding_window", None, 64),
+    ],
+)
+def test_a_setting_that_would_change_values(case: str, name: str, refused: Any, known: Any, tmp_path: Path) -> None:
+    save_gguf(case, tmp_path / "model.gguf", entries={name: known})
+    GGUFFile(tmp_path / "model.gguf").config()
+    if refused is not None:
+        save_gguf(case, tmp_path / "other.gguf", entries={name: refused})
+        with pytest.raises(UserError, match=rf"other\.gguf has {name}={refused}, which is not known here"):
+            GGUFFile(tmp_path / "other.gguf").config()
 
 
 @pytest.mark.parametrize("place", [3, 200, 20_000, -100])

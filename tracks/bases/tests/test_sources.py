@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from nanochat.errors import UserError
 from nanochat.paths import read_sha256
 from tracks.bases.sources import Wanted, open_source, weights_of
 from tracks.bases.templates import CHATML as OURS
-from tracks.bases.tests.public_models import CHATML, VOCABULARY, model_of, save_folder
+from tracks.bases.tests.public_models import CHATML, VOCABULARY, model_of, save_folder, save_gguf
 from tracks.bases.tokenizer import PublicTokenizer
 
 Damage = Callable[[Path], object]
@@ -50,6 +51,14 @@ def test_a_model_in_several_files(saved: Path, tmp_path: Path) -> None:
         ("---\nlibrary_name: x\nlicense: apache-2.0\n---\n# A\n", "apache-2.0"),
         ("---\nlibrary_name: x\n---\nlicense: mit\n", ""),
         ("license: mit\n", ""),
+        ("---\nlicense:\n- mit\n- apache-2.0\n---\n", "mit, apache-2.0"),
+        ("---\nlicense: 'cc-by-4.0'\n---\n", "cc-by-4.0"),
+        ("---\nlicense: other\nlicense_name: our-own\n---\n", "our-own"),
+        ("---\nlicense: other\n---\n", "other"),
+        ("---\nlicense: {a: b}\n---\n", ""),
+        ("---\nlicense: [\n---\n", ""),
+        ("---\na: 2026-99-99\nlicense: mit\n---\n", ""),
+        ("---\nlicense: " + 2000 * "[" + "\n---\n", ""),
     ],
 )
 def test_the_license_is_that_of_the_card(card: str, licence: str, saved: Path, tmp_path: Path) -> None:
@@ -115,9 +124,18 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         r"has no config\.json: it is not a folder of a model",
     ),
     "config damaged": (lambda folder: (folder / "config.json").write_text("{"), r"config\.json is damaged"),
+    "config nested": (lambda folder: (folder / "config.json").write_text("[" * 100_000), r"config\.json is damaged"),
+    "tokenizer nested": (
+        lambda folder: (folder / "tokenizer.json").write_text("[" * 100_000),
+        r"its tokenizer\.json cannot be read",
+    ),
     "architecture": (
         lambda folder: change(folder / "config.json", architectures=["MambaForCausalLM"]),
         "its architecture is MambaForCausalLM: only LlamaForCausalLM",
+    ),
+    "model with code": (
+        lambda folder: change(folder / "config.json", auto_map={"AutoModelForCausalLM": "code.Model"}),
+        "has a model with code of its own, which is not run",
     ),
     "no weights": (
         lambda folder: [path.unlink() for path in folder.glob("model*")],
@@ -213,6 +231,42 @@ def test_damages(name: str, saved: Path, tmp_path: Path) -> None:
         weights_of(open_source(str(folder)))
     assert re.search(sentence, str(error.value)), error.value
     assert str(folder) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+METADATA: dict[str, tuple[str, dict[str, Any], str]] = {
+    "heads of each layer": (
+        "llama",
+        {"llama.attention.head_count": [4, 4, 4], "llama.attention.key_length": None},
+        "has metadata that cannot be read: unsupported operand",
+    ),
+    "a width as text": (
+        "llama",
+        {"llama.embedding_length": "48"},
+        "its config has hidden_size=48, which cannot be",
+    ),
+    "parts as text": ("llama", {"split.count": "two"}, "is one of two parts"),
+    "no merges": ("llama", {"tokenizer.ggml.merges": None}, r"has no tokenizer\.ggml\.merges"),
+    "no vocabulary": ("llama", {"tokenizer.ggml.tokens": None}, "vocab_size=0, which cannot be"),
+    "bos": (
+        "gemma3",
+        {"tokenizer.ggml.bos_token_id": VOCABULARY},
+        r"has tokenizer\.ggml\.bos_token_id=700, and its vocabulary has 700 tokens",
+    ),
+    "unknown": ("gemma3", {"tokenizer.ggml.unknown_token_id": 10**6}, "unknown_token_id=1000000, and its vocabulary"),
+    "end as text": ("llama", {"tokenizer.ggml.eos_token_id": "2"}, "has metadata that cannot be read: '<=' not"),
+    "few types": ("llama", {"tokenizer.ggml.token_type": [1, 3]}, "has 700 tokens and types for 2"),
+    "types as number": ("llama", {"tokenizer.ggml.token_type": 1}, "has metadata that cannot be read: object of type"),
+}
+
+
+@pytest.mark.parametrize("name", METADATA)
+def test_damaged_metadata(name: str, tmp_path: Path) -> None:
+    case, entries, sentence = METADATA[name]
+    save_gguf(case, tmp_path / "model.gguf", entries=entries)
+    with pytest.raises(UserError, match=sentence) as error:
+        open_source(str(tmp_path / "model.gguf"))
+    assert str(tmp_path / "model.gguf") in str(error.value)
     assert "\n" not in str(error.value)
 
 

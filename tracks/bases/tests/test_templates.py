@@ -7,7 +7,7 @@ import pytest
 
 from nanochat.chat import render_conversation, render_prompt
 from nanochat.errors import UserError
-from tracks.bases.templates import MARKS, TEMPLATES, usual_template, with_values
+from tracks.bases.templates import MARKS, TEMPLATES, named_template, usual_template, with_values
 from tracks.bases.tests.test_template import conversations, theirs_with
 from tracks.bases.tests.test_tokenizer import public
 
@@ -35,6 +35,17 @@ def test_templates(name: str) -> None:
     theirs = theirs_with(TEMPLATES[name])
     for messages in conversations(50):
         assert render_conversation({"messages": messages}, ours)[0] == theirs.apply_chat_template(messages)["input_ids"]
+
+
+def test_a_vocabulary_without_the_end_of_a_turn_ends_it_as_a_text() -> None:
+    for name, mark in MARKS.items():
+        assert named_template(name, {mark}) == TEMPLATES[name]
+        special = {"bos_token": "<bos>", "eos_token": "<|im_end|>"}
+        ours = public("llama", template=named_template(name, set()), ends=(2, 6), variables=special)
+        ids, mask = render_conversation({"messages": MESSAGES}, ours)
+        assert ours.decode(ids) == EXPECTED[name].replace(mark, "<|im_end|>")  # the eos_token there
+        learned = [id for id, one in zip(ids, mask, strict=True) if one]
+        assert learned == [*ours.encode("A"), ours.special_tokens["<|im_end|>"]]
 
 
 def test_values_are_set_first() -> None:
