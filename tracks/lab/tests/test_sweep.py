@@ -1,15 +1,18 @@
 """Specs of labs: their mistakes, steps and hashes, the plan, and the ledger of looks at held-out benchmarks."""
 
+import sys
 from pathlib import Path
 
 import pytest
 from outcomes import leave
 
 from nanochat.config import parse
+from nanochat.outcome import Outcome
 from nanochat.paths import write_text
 from scripts import chat_eval, chat_sft
 from tracks.lab import merge
-from tracks.lab.kinds import check_disk, flag_mistakes
+from tracks.lab.kinds import check_disk, compare_mixes, flag_mistakes
+from tracks.lab.run import Config
 from tracks.lab.sweep import (
     add_look,
     base_chains,
@@ -183,6 +186,19 @@ def test_checkpoints_need_room(base) -> None:
     assert disk_needed(spec, spec.runs) == 7 * 10**13 + 15 * len("{}")
     with pytest.raises(OSError, match=r"has no room for the checkpoints of this run: 70,000,000\.0 MB needed, "):
         check_disk(spec, spec.runs)
+
+
+def test_a_lab_that_prunes_looks_at_runs_that_are_not_trained(base, monkeypatch) -> None:
+    """With --keep=none one checkpoint has to have room at a time: that of the next run, not that of the first."""
+    spec = read_lab(base)
+    looked = []
+    monkeypatch.setattr("tracks.lab.kinds.check_disk", lambda _, runs: looked.extend(runs))
+    monkeypatch.setattr("tracks.lab.kinds.start", lambda *_: sys.exit("nothing is run here"))
+    for run in spec.runs[:3]:
+        leave(base, "chat_sft", spec.tag_of(run))
+    with pytest.raises(SystemExit, match="nothing is run here"):
+        compare_mixes(spec, Outcome.begin("lab", "lab", Config()), Config(keep="none", jobs=2))
+    assert looked == spec.runs[3:5]
 
 
 def test_a_look_is_counted_once_for_the_same_models(base) -> None:
