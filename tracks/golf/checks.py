@@ -4,7 +4,11 @@ Its bytes do not count, as the scoring process does not import it. tracks.golf.e
 """
 
 import json
+import lzma
 import math
+import struct
+import zlib
+from collections import Counter
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,7 +19,7 @@ from torch import Tensor
 import rustbpe
 from nanochat.errors import UserError
 from nanochat.gpt import GPT
-from tracks.golf.artifact import read_artifact
+from tracks.golf.artifact import FULL, LZMA, MAGIC, SCALARS, group_of, read_artifact
 from tracks.golf.score import encode, load
 
 PLACES = 10_000
@@ -33,12 +37,50 @@ def losses_of(model: GPT, inputs: Tensor, targets: Tensor) -> Tensor:
     return model(inputs, targets, reduction="none").view(targets.shape).double()
 
 
+def expand(compressor: str, packed: bytes) -> bytes:
+    """Return what a section holds; a UserError if its stream does not end where the section does."""
+    stream = zlib.decompressobj()
+    if compressor == "lzma":
+        stream = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=LZMA)
+    found = stream.decompress(packed)
+    if not stream.eof or stream.unused_data:
+        raise UserError("bytes: a part of the artifact goes on behind the end of its stream")
+    return found
+
+
+def require_whole(data: bytes) -> None:
+    """Raise a UserError for bytes of an artifact that the model and its vocabulary do not come from.
+
+    A decompressor ignores what follows its stream, and a reader what follows the last tensor. The vocabulary does not
+    count, so bytes behind it would cost nothing.
+    """
+    start = len(MAGIC) + 32  # behind the hash
+    size, length = struct.unpack_from("<II", data, start)
+    place = start + 8 + length
+    header = json.loads(expand("zlib", data[start + 8 : place]))
+    held = []
+    for group, bits, compressor, packed in header["sections"]:
+        held.append((group, bits, len(expand(compressor, data[place : place + packed]))))
+        place += packed
+    needed = Counter()
+    for name, shape, bits in header["tensors"]:
+        if bits != FULL:
+            needed[group_of(name), bits] += math.prod(shape)
+        needed[SCALARS, FULL] += 2 * math.prod(shape if bits == FULL else shape[:1])  # bytes of fp16
+    if sorted(held) != sorted((*key, count) for key, count in needed.items()):
+        raise UserError("bytes: the sections of the artifact have other values than its tensors")
+    if place != start + 4 + size:
+        raise UserError("bytes: the parts of the artifact are not as long as its header says")
+    expand("lzma", data[place:])
+
+
 def check_files(folder: str, rows: int, device: str) -> dict[str, Any]:
     """Return what was checked of the file `artifact` on the file `text`; a UserError for a rule that it breaks."""
     data = Path(folder, "artifact").read_bytes()
     artifact = read_artifact(data)
     if sum(artifact.bytes.values()) != len(data):
         raise UserError("bytes: the parts of the artifact are not the whole file")
+    require_whole(data)
     model = load(artifact, device)
     ids = encode(json.loads(Path(folder, "text").read_bytes()), rustbpe.Tokenizer(**artifact.vocabulary))
     length = min(model.config.max_seq_len, len(ids) - 1)

@@ -37,7 +37,7 @@ class Difference:
     error: float  # standard error; without the part of the runs where no arm has two seeds
     seeds: int
     p: float  # two-sided, for a true gain of 0; 1 where no arm has two seeds, since nothing can be shown then
-    needed: float | None  # the smallest measured gain that would be shown, were it the first of the table
+    needed: float | None  # the smallest measured gain that p would show, were it the first of the table
     adjusted: float = 1.0  # p, corrected for all arms and looks
 
     @property
@@ -81,6 +81,7 @@ def difference(row: Runs, arm: Runs, sizes: np.ndarray, noise: tuple[float, int]
     the mean of those with the degrees of freedom of documents and runs, weighted by their variances (Cochran), as in
     the lab: Satterthwaite's formula trusts a variance of few seeds too much.
     """
+    from scipy.optimize import brentq
     from scipy.special import stdtr, stdtrit  # Student's t
 
     seeds = sorted(row.keys() & arm.keys())
@@ -93,9 +94,15 @@ def difference(row: Runs, arm: Runs, sizes: np.ndarray, noise: tuple[float, int]
         return Difference(gain, error, len(seeds), 1.0, None)
     weights = sources / sources.sum()
     degrees = np.array([len(sizes) - 1, freedom])
-    p = weights @ (2 * stdtr(degrees, -abs(gain) / error))
-    needed = error * weights @ stdtrit(degrees, 1 - LEVEL / 2 / tests / LOOKS)
-    return Difference(gain, error, len(seeds), float(p), float(needed))
+
+    def chance(ratio_to_error: float) -> float:
+        return float(weights @ (2 * stdtr(degrees, -ratio_to_error)))
+
+    # A mean of critical values would not be the value at which this mean of tails is at the level.
+    level = LEVEL / tests / LOOKS
+    largest = 1.01 * float(stdtrit(degrees, 1 - level / 2).max())
+    needed = error * brentq(lambda ratio_to_error: chance(ratio_to_error) - level, 0, largest)
+    return Difference(gain, error, len(seeds), chance(abs(gain) / error), needed)
 
 
 def compare(

@@ -1,9 +1,9 @@
 """Golf: the best model in N bytes and T seconds: train, pack and score an entry, and baselines under the same limits.
 
-python -m tracks.golf.run                            200 kB and a minute on two cores, three seeds; no network
-python -m tracks.golf.run --ablate --seeds=1         also the entry without each of its tricks
-python -m tracks.golf.run --scale=cpu --data=FOLDER  1 MB and ten minutes
-python -m tracks.golf.run --scale=1gpu               16 MB and ten minutes on a GPU; the default where there is one
+python -m tracks.golf.run                              200 kB and a minute on two cores, three seeds; no network
+python -m tracks.golf.run --ablate --ablation-seeds=1  also the entry without each of its tricks
+python -m tracks.golf.run --scale=cpu --data=FOLDER    1 MB and ten minutes
+python -m tracks.golf.run --scale=1gpu                 16 MB and ten minutes on a GPU; the default where there is one
 
 Run the same command again to resume.
 """
@@ -44,6 +44,7 @@ class Config(SeriesSettings):
     entry: str = option("golf", "golf, or seed: the entry that the track started from (only with --scale=1gpu)")
     seeds: Count = option(3, "seeds 1 to N of the entry, and of the best baseline", least=1)
     ablate: bool = option(False, "also score the entry without each of its tricks")
+    ablation_seeds: Count = option(0, "seeds of the ablation (0: as --seeds)")
     unsafe_exec: bool = option(False, "score without the sandbox where it does not work")
 
 
@@ -59,6 +60,8 @@ def settle(config: Config) -> Config:
     given = read_flags(words_of(config))
     if "--without" in given:
         raise UserError("--without is not a flag of a series: use --ablate, which leaves out each trick in turn")
+    if config.ablation_seeds > config.seeds:
+        raise UserError(f"--ablation-seeds={config.ablation_seeds} is more than --seeds={config.seeds}")
     flags = expand(given | {"--scale": scale, "--entry": config.entry})
     return replace(
         config,
@@ -107,12 +110,15 @@ def steps(config: Config) -> Iterator[Step]:
     if config.ablate:
         given = read_flags(words_of(config)) | {"--scale": config.scale, "--entry": config.entry}
         tricks = {f"{config.entry}-without-{trick.replace(' ', '-')}": trick for trick in tricks_of(given)}
+    # A seed of all before the next one: a series that is stopped has whole seeds.
+    ablation_seeds = config.ablation_seeds or config.seeds
     for seed in range(1, config.seeds + 1):
         if seed > 1:
             yield from scored(config, config.entry, seed, config.entry, stride)
             yield from scored(config, best, seed, best, stride)
-        for name, trick in tricks.items():
-            yield from scored(config, name, seed, config.entry, stride, trick)
+        if seed <= ablation_seeds:
+            for name, trick in tricks.items():
+                yield from scored(config, name, seed, config.entry, stride, trick)
 
     entries = ",".join([config.entry, *tricks])
     compare = ["tracks.golf.eval", f"--tag={config.tag}", f"--entries={entries}", f"--seeds={config.seeds}"]

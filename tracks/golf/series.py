@@ -9,14 +9,14 @@ from nanochat.errors import UserError
 from nanochat.log import Record, table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
-from nanochat.statistics import Metrics, measured, p_value
+from nanochat.statistics import Metrics, holm, measured, p_value
 from tracks.golf.entries import BASELINES
 
-SIGNIFICANT = 0.05  # a difference with a larger p is within the noise of the seeds
+SIGNIFICANT = 0.05  # a difference with a larger p, corrected for the table, is within the noise of the seeds
 EQUAL = ("Scale", "Stride", "Text")  # metrics that runs share, or their scores cannot be compared
 COSTS = ("Bytes", "Training seconds", "Packing seconds")
 COLUMNS = (
-    "Arm | bpb:.4f | ±:.4f | Difference:+.4f | p:.2g | Within noise"
+    "Arm | bpb:.4f | ±:.4f | Difference:+.4f | p:.2g | p, corrected:.2g | Within noise"
     " | Bytes:,.0f | Training seconds:.1f | Packing seconds:.1f | Seeds"
 )
 
@@ -78,13 +78,16 @@ def require_equal(arms: Sequence[Arm]) -> None:
 
 
 def comparison_table(title: str, arms: Sequence[Arm], other: Arm) -> Record:
-    """Return the table of arms, each compared with another one."""
+    """Return the table of arms, each compared with another one; p is corrected for the differences of the table."""
+    against = [arm.against(other) for arm in arms]
+    corrected = iter(holm([p for _, p in against if p is not None]))
     rows = []
-    for arm in arms:
+    for arm, (difference, p) in zip(arms, against, strict=True):
         scores = arm.values()
         deviation = statistics.stdev(scores) if len(scores) > 1 else None
-        difference, p = arm.against(other)
-        within_noise = None if p is None else "yes" if p > SIGNIFICANT else "no"
+        adjusted = None if p is None else next(corrected)
+        within_noise = None if adjusted is None else "yes" if adjusted > SIGNIFICANT else "no"
         costs = [statistics.fmean(arm.values(cost)) for cost in COSTS]
-        rows.append([arm.name, statistics.fmean(scores), deviation, difference, p, within_noise, *costs, len(scores)])
+        figures = [statistics.fmean(scores), deviation, difference, p, adjusted]
+        rows.append([arm.name, *figures, within_noise, *costs, len(scores)])
     return table_of(title, COLUMNS, rows)

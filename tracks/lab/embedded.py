@@ -1,6 +1,7 @@
 """The embedded lab: which buckets of conversations help which benchmark, on two bases, where the truth is known.
 
-python -m tracks.lab.embedded                                       45 minutes on two cores, besides the embedded run
+python -m tracks.lab.embedded                                       45 minutes on two cores, besides the embedded run,
+                                                                    and up to 24 runs that confirm what is to be kept
 python -m tracks.lab.embedded --seed=2 --tag=lab-2 --out=lab-2.md   another world
 python -m tracks.lab.embedded --trainings=3 --tag=lab-three         three trainings of each base: see README.md
 python -m tracks.lab.embedded --final                               also evaluate the recommended mixes, held out
@@ -27,6 +28,7 @@ from nanochat.registry import module_of
 from nanochat.settings import TagSettings
 
 FURTHER_SEEDS = 1000  # between the seeds of the trainings of a base
+CONFIRM_SEEDS = [11, 12, 13]  # of mixes that are to be kept, and their reference
 
 # A base of another architecture, with the tokenizer of the embedded run.
 OCTOBER = (
@@ -41,6 +43,7 @@ source = "base"
 bases = [{bases}]
 {replicas}
 seeds = {seeds}
+{confirmation}
 {rates}
 budget = {{ num_iterations = 80 }}
 flags = "--init-lr-frac=1 --eval-every=0 --eval-metrics-every=-1 --eval-tokens=10000 --save-every=-1"
@@ -100,6 +103,7 @@ def spec_text(
         bases=", ".join(f'"{base}"' for base in bases),
         replicas=f"replicas = {{ {more} }}" if more else "",
         seeds=seeds,
+        confirmation="" if broken else f"confirm_seeds = {CONFIRM_SEEDS}",
         rates="rates = [100.0]" if broken else "",
         mixes="\n".join(f'{name} = "{words}"' for name, words in mixes.items()),
         merges="" if broken else "both = { facts = 0.2, arithmetic = 0.8 }",

@@ -244,7 +244,8 @@ def verdicts_on(spec: Spec, results: Results) -> list[significance.Recommendatio
     verdicts = significance.recommend(gains, spec.scaled, alone)
     fresh = [result for result in results if result.run.seed in spec.confirm_seeds]
     again = {(result.base, result.run.mix) for result in fresh}
-    verdicts = significance.confirm(verdicts, gains, differences(trainings(fresh, spec.dev), spec.reference), again)
+    table = differences(trainings(fresh, spec.dev), spec.reference)
+    verdicts = significance.confirm(verdicts, gains, table, again, alone)
     broken: dict[tuple[str, str], list[bool]] = {}
     for result in results:
         broken.setdefault((result.base, result.run.mix), []).append(bool(result.broken))

@@ -177,6 +177,11 @@ def flag_mistakes(spec: sweep.Spec) -> list[str]:
     return []
 
 
+def waiting_runs(spec: sweep.Spec, runs: Sequence[sweep.Run]) -> list[sweep.Run]:
+    """Return the runs that are not trained: of a lab that resumes, the first ones have no checkpoint to come."""
+    return [run for run in runs if not sweep.run_steps(spec, run)[0].outcome.exists()]
+
+
 def check_disk(spec: sweep.Spec, runs: Sequence[sweep.Run]) -> None:
     """Raise an OSError if the checkpoints of those runs that are not trained have no room on the disk."""
     from nanochat.checkpoint import check_free_space
@@ -202,7 +207,7 @@ def compare_mixes(spec: sweep.Spec, outcome: Outcome, config: "Config") -> None:
     runs = [*spec.runs, *spec.more_runs, *spec.confirming_runs, *spec.merged_runs]
     # Checkpoints that nothing will be read from again go as soon as they are evaluated, and need no room together.
     prunes = config.keep == "none" and not spec.merges and not config.final
-    check_disk(spec, runs[: config.jobs] if prunes else runs)
+    check_disk(spec, waiting_runs(spec, runs)[: config.jobs] if prunes else runs)
 
     start(spec, [*sweep.base_chains(spec), *sweep.chains_of(spec, spec.runs, prunes)], config)
     if spec.merges:

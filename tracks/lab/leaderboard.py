@@ -3,7 +3,9 @@
 python -m tracks.lab.leaderboard --suite=ARC-Easy,MMLU,GSM8K
 python -m tracks.lab.leaderboard --suite=GSM8K --runs="chat_eval_sft/mix-*,chat_eval_rl/*"
 
-Models are compared by the questions that they have all been asked. The second table says on which benchmarks they
+Models are compared by the questions that they have all been asked, under the sampling settings that most of them have
+been asked with. Evaluations with others are left out by name; of a model that was evaluated at several steps, each
+step is a model. The second table says on which benchmarks they
 differ by more than chance: the others do not tell these models apart, however their scores are ordered. Errors are
 those of questions: whether another training of the same model would score alike, a leaderboard cannot say. Runs that a
 lab has left out, as they failed or have an alarm, are named with the reason, and have no place, unless they were
@@ -31,6 +33,9 @@ from nanochat.statistics import Estimate, Metrics, average, holm, mean_estimate,
 if TYPE_CHECKING:
     import numpy as np
 
+# Of chat evaluations: they decide what a model answers, and how often.
+SETTINGS = ("temperature", "top_p", "top_k", "max_new_tokens", "num_samples", "repeats")
+OF_SAMPLES = ("top_p", "top_k")  # which do nothing without a temperature
 LEVEL = 0.05  # of an error of the first kind, over all benchmarks of the suite
 ROUNDING = 1e-9  # squares that are nothing but rounding
 
@@ -64,6 +69,49 @@ def model_of(evaluation: Outcome) -> str:
     config = evaluation.config
     rounded = f" {config['quant']}" if config.get("quant") else ""
     return f"{source_of(evaluation.stage)}:{config.get('tag', evaluation.tag)}{rounded}"
+
+
+def models_of(evaluations: Sequence[Outcome]) -> dict[tuple[str, str], str]:
+    """Return the name of the model of each evaluation, by stage and tag, with the step where a model has several."""
+    steps: dict[str, set[int]] = {}
+    for one in evaluations:
+        if "Step" in one.metrics:
+            steps.setdefault(model_of(one), set()).add(one.metrics["Step"])
+    found = {}
+    for one in evaluations:
+        name = model_of(one)
+        at = f" step {one.metrics['Step']}" if len(steps.get(name, ())) > 1 and "Step" in one.metrics else ""
+        found[one.stage, one.tag] = name + at
+    return found
+
+
+def settings_of(evaluation: Outcome) -> str:
+    """Return the sampling settings of a chat evaluation in words; "" for others, which sample nothing."""
+    config = evaluation.config
+    names = [name for name in SETTINGS if name in config]
+    if not config.get("temperature"):
+        names = [name for name in names if name not in OF_SAMPLES]
+    return ", ".join(f"{name} {config[name]}" for name in names)
+
+
+def most_common(
+    evaluations: Sequence[Outcome], models: Mapping[tuple[str, str], str]
+) -> tuple[list[Outcome], dict[str, str]]:
+    """Return the evaluations with the settings of most models, and the reasons of the models that have no such one.
+
+    Of settings that are equally common the last ones count. Evaluations that sample nothing have no settings.
+    """
+    sampled = {(settings_of(one), models[one.stage, one.tag]): None for one in evaluations if settings_of(one)}
+    counts = Counter(settings for settings, _ in sampled)
+    common = max(reversed(counts), key=counts.__getitem__, default="")
+    kept = [one for one in evaluations if settings_of(one) in ("", common)]
+    there = {models[one.stage, one.tag] for one in kept}
+    left_out = {
+        model: f"evaluated with other settings: {settings}; most have {common}"
+        for settings, model in sampled
+        if model not in there
+    }
+    return kept, left_out
 
 
 def rows_of(
@@ -206,9 +254,13 @@ def main(config: Config) -> None:
             judged.add(model)
             evaluations.append(one)
     outcome = Outcome.begin("leaderboard", config.tag, config)
-    models = {(one.stage, one.tag): model_of(one) for one in evaluations}
+    models = models_of(evaluations)
     found = [one for one in decisions(base_dir(), evaluations) if one["task"] in suite]
-    rows, left_out = rows_of(found, models, suite)
+    answered = {(one["stage"], one["tag"]) for one in found}
+    kept, others = most_common([one for one in evaluations if (one.stage, one.tag) in answered], models)
+    names = {(one.stage, one.tag) for one in kept}
+    rows, left_out = rows_of([one for one in found if (one["stage"], one["tag"]) in names], models, suite)
+    left_out |= others
     left_out |= {model: broken[model].reason for model in sorted(unfit - judged)}
     for model, reason in left_out.items():
         print0(f"leaderboard: {model} is left out: {reason}")

@@ -271,24 +271,33 @@ def recommend(table: Table, scaled: bool = False, alone: Collection[str] = ()) -
 
 
 def confirm(
-    verdicts: Sequence[Recommendation], gains: Table, fresh: Table, again: Collection[tuple[str, str]]
+    verdicts: Sequence[Recommendation],
+    gains: Table,
+    fresh: Table,
+    again: Collection[tuple[str, str]],
+    alone: Collection[str] = (),
 ) -> list[Recommendation]:
     """Return the verdicts, those to keep a mix confirmed, or not, by differences on seeds that were not used before.
 
     again: base and mix of runs on such seeds, also of those that failed. fresh: their differences; p is corrected over
-    those of a mix (Holm).
+    those of a mix (Holm). alone: bases with a single training: what a mix does to it by chance is confirmed too. A
+    reason always says by what it is confirmed, or that it is not.
     """
     found = []
     for one in verdicts:
-        if one.verdict != "keep" or (one.base, one.mix) not in again:
+        if one.verdict != "keep":
             found.append(one)
+            continue
+        if (one.base, one.mix) not in again:
+            found.append(replace(one, reason=f"{one.reason}; not confirmed on other seeds"))
             continue
         gained = [key for key, gain in gains.items() if key[:2] == (one.base, one.mix) and gain.shown == "gain"]
         seen = adjust({key: difference for key, difference in fresh.items() if key[:2] == (one.base, one.mix)})
         reason = ", ".join(f"{key[2]} {difference}" for key, difference in seen.items()) or "no run of them is intact"
         is_there = all(key in seen and seen[key].shown == "gain" for key in gained)
         if is_there and all(difference.shown != "harm" for difference in seen.values()):
-            found.append(replace(one, reason=f"{one.reason}; confirmed on other seeds: {reason}"))
+            seeds = "other seeds of this training" if one.base in alone else "other seeds"
+            found.append(replace(one, reason=f"{one.reason}; confirmed on {seeds}: {reason}"))
         else:
             found.append(replace(one, verdict=UNCONFIRMED, reason=f"not shown on other seeds: {reason}; {one.reason}"))
     return found

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product, starmap
 from pathlib import Path
+from statistics import fmean
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
@@ -520,14 +521,21 @@ def expectations(spec: Spec, questions: Mapping[str, int], ahead: Callable[[], f
     done = [Outcome.load(path) for paths in finished for path in paths]
     if done:
         factor = len(chains) / len(finished) - 1
-        seconds = factor * sum(outcome.seconds for outcome in done)
+        total = sum(outcome.seconds for outcome in done)
+        seconds = factor * total
+        of_one = total / len(finished)
         spent = cost(done)
         dollars = "" if spent is None else f", ${factor * spent:,.2f}"
         left = f"about {duration(seconds)} left, one run after the other{dollars}"
     else:
-        left = (
-            f"about {duration(ahead())} of training, one run after the other, and evaluations, as --dry-run estimates"
-        )
+        training = ahead()
+        evaluation = _seconds_of_evaluation(spec)
+        left = f"about {duration(training)} of training, one run after the other, as --dry-run estimates; "
+        if evaluation is None:
+            left += "evaluations are not included"
+        else:
+            left += f"and about {duration(len(chains) * evaluation)} of evaluations, as those of the bases took"
+        of_one = training / len(chains) + (evaluation or 0.0)
     size = disk_needed(spec, [*spec.runs, *spec.more_runs, *spec.confirming_runs, *spec.merged_runs])
     lines = [
         f"{len(finished)} of {len(chains)} runs are finished",
@@ -535,9 +543,15 @@ def expectations(spec: Spec, questions: Mapping[str, int], ahead: Callable[[], f
         f"{size / 1e9:.1f} GB of checkpoints are to come",
     ]
     if spec.more_seeds:
-        lines.append(f"up to {len(spec.more_runs)} more runs follow, for mixes that are not distinguishable by then")
+        count = len(spec.more_runs)
+        most = f"at most about {duration(count * of_one)}"
+        lines.append(f"up to {count} more runs follow, for mixes that are not distinguishable by then: {most}")
     if spec.confirm_seeds:
-        lines.append(f"up to {len(spec.confirming_runs)} more confirm mixes that are to be kept, on seeds of their own")
+        count = len(spec.confirming_runs)
+        most = f"at most about {duration(count * of_one)}"
+        lines.append(f"up to {count} more confirm mixes that are to be kept, on seeds of their own: {most}")
+    if spec.merges:
+        lines.append(f"{len(spec.merged_runs)} merges follow, whose time is not included")
     tests = len(spec.bases) * len(spec.rates) * (len(spec.mixes) - 1) * len(spec.dev) * spec.verdict_rounds
     if BPB in spec.dev:
         shown = "none, it needs two seeds"
@@ -552,6 +566,15 @@ def expectations(spec: Spec, questions: Mapping[str, int], ahead: Callable[[], f
         shown = f"{least:.1f} points" if spec.samples > 1 else "none, it needs two seeds"
         lines.append(f"{name}: {number:,.0f} questions; smallest difference that can be shown: {shown}")
     return [*lines, f"({significance.ASSUMED})"]
+
+
+def _seconds_of_evaluation(spec: Spec) -> float | None:
+    """Return the mean seconds of the bases' evaluations, which ask what a run's asks; None before they have ended."""
+    if spec.is_pretraining:
+        return None
+    paths = [base_step(spec, base).outcome for base in spec.trainings]
+    seconds = [Outcome.load(path).seconds for path in paths if path.exists()]
+    return fmean(seconds) if seconds else None
 
 
 def planned_training(spec: Spec) -> float:

@@ -35,6 +35,8 @@ PHASES = {
     "extreme": f"--recursion=extreme --depth=12 --total-batch-size={256 * 2048} --num-iterations=5000 --eval-every=250",
 }
 MODULE = "tracks.recursion.train"
+# With them the loss of a step is of other exits from part to part, so that it says nothing of a criterion.
+OTHER_LOSS = ("--curriculum", "--carry")
 
 
 @options("phases")
@@ -79,7 +81,14 @@ def steps(config: Config, data: str, flags: list[str]) -> Iterator[Step]:
 
 def main(config: Config) -> None:
     data = source_of(config, "auto")
-    flags = [*PHASES[config.phase].split(), *words_of(config)]
+    words = words_of(config)
+    other = [word for word in words if word.partition("=")[0] in OTHER_LOSS]
+    if config.phase == "fast" and other:
+        raise UserError(
+            f"{other[0]} changes which exits the loss of a step is of, and whether that loss falls decides about the"
+            " phase extreme: leave it out of --phase=fast"
+        )
+    flags = [*PHASES[config.phase].split(), *words]
     print0(check_flags(MODULE, [f"--data={data}", f"--tokenizer-tag={config.tag}", *flags]))
     if "--dry-run" not in flags:
         if config.phase == "extreme":

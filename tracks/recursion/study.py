@@ -327,15 +327,16 @@ class SeedResult:
 # ---- the verdict ----
 
 
-def verdict(own: Sequence[float], refitted: Sequence[float], gains: Mapping[str, Sequence[float]]) -> str:
+def verdict(own: Sequence[float], both: Sequence[float], gains: Mapping[str, Sequence[float]]) -> str:
     """Return the verdict, by the 95 % intervals over seeds.
 
-    own: the refinement of the model as it is, for each seed. refitted: with the first exit's own head. gains: arm ->
+    own: the refinement of the model as it is, for each seed. both: with the first and the last exit refitted, whose
+    heads have read as much text: a first exit that alone was refitted has read more than the last one. gains: arm ->
     the arm's bits per byte minus those of R.
     """
     if len(own) < 2:
         return "no verdict: one seed"
-    beats_exit = interval(refitted).is_positive
+    beats_exit = interval(both).is_positive
     if beats_exit and interval(gains["P"]).is_positive:
         return "better than its compute" if interval(gains["F"]).is_positive else "depth only"
     return "none" if beats_exit or statistics.fmean(own) < LEAST_REFINEMENT else "a poor first exit"
@@ -410,7 +411,7 @@ def figures(results: Sequence[SeedResult]) -> Metrics:
     model = recursions[0].manifest["model"]
     sweeps = model["supervision"] * model["passes"] * (model["loops"] + 1)
     return {
-        "Verdict": verdict(own, refitted, gains),
+        "Verdict": verdict(own, both, gains),
         "Preset": settings["recursion"],
         **{name: settings[name] for name in (*PRESET_FIELDS, "matrix_lr", "embedding_lr")},
         **{name: settings[name] for name in OWN_FIELDS if settings.get(name)},

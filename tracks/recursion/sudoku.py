@@ -8,13 +8,16 @@ seconds. A table and a report card end the run. No network is needed. Other flag
 the same command again to resume.
 """
 
+import statistics
 from collections.abc import Iterator
 
 from nanochat.config import Count, option, options, run_script
+from nanochat.errors import UserError
 from nanochat.jobs.runner import Step
 from nanochat.jobs.series import (
     SeriesSettings,
     check_flags,
+    figure,
     launch_on_all_gpus,
     refuse_own,
     report_step,
@@ -27,7 +30,7 @@ from nanochat.jobs.series import (
 )
 from nanochat.log import Record, print0, table_of
 from nanochat.outcome import Outcome
-from nanochat.paths import base_dir
+from nanochat.paths import stage_dir
 from nanochat.statistics import interval
 
 OWN = {
@@ -96,25 +99,41 @@ def steps(config: Config, data: str) -> Iterator[Step]:
         seconds = training_seconds("chat_sft", f"{config.tag}-R-{seed}")
         yield from arm_steps(config, data, launch, "W", seed, f"--target-seconds={seconds}")
     outcome = Outcome.begin("recursion_eval", config.tag, config)
-    outcome.tables = [comparison(config.tag)]
+    outcome.tables = [comparison(config)]
     outcome.finish()
     yield report_step(config.tag, config.out)
 
 
-def figures(stage: str, tag: str, name: str) -> list[float]:
-    """Return a figure of a stage's runs, by seed."""
-    places = sorted(base_dir().glob(f"{stage}/{tag}-*/outcome.json"))
-    return [Outcome.load(place).figure(name) for place in places]
+def require_alike(config: Config, arm: str) -> None:
+    """Raise a UserError if a run of an arm is not of the series' depth, width and steps; W ends by the clock."""
+    for seed in range(1, config.seeds + 1):
+        tag = f"{config.tag}-{arm}-{seed}"
+        made = Outcome.load(stage_dir("base_train", tag) / "outcome.json").config
+        found = {"--depth": made["depth"], "--width": made["width"]}
+        asked = {"--depth": config.depth, "--width": config.width}
+        if arm != "W":
+            found["--steps"] = int(figure("chat_sft", tag, "Number of iterations"))
+            asked["--steps"] = config.steps
+        other = [f"{flag}={found[flag]}, not {asked[flag]}" for flag in asked if found[flag] != asked[flag]]
+        if other:
+            raise UserError(f"the run {tag} has {', '.join(other)}, and cannot be compared: use another --tag")
 
 
-def comparison(tag: str) -> Record:
-    """Return the table of solved boards and steps of each arm, with all seeds that are there."""
+def comparison(config: Config) -> Record:
+    """Return the table of solved boards, steps and seconds of each arm, with the differences to R by seed."""
+    solved = {}
     rows = []
     for arm in "RPW":
-        exact = figures("chat_eval_sft", f"{tag}-{arm}", "Sudoku-4")
-        taken = figures("chat_sft", f"{tag}-{arm}", "Number of iterations")
-        rows.append([arm, *interval(exact), sum(taken) / len(taken), " ".join(map(str, exact))])
-    columns = "Arm | Exact:.3f | ± 95 %:.3f | Steps:,.0f | Each seed"
+        require_alike(config, arm)
+        tags = [f"{config.tag}-{arm}-{seed}" for seed in range(1, config.seeds + 1)]
+        exact = solved[arm] = [figure("chat_eval_sft", tag, "Sudoku-4") for tag in tags]
+        behind = [None, None]
+        if arm != "R":
+            behind = interval([r - own for r, own in zip(solved["R"], exact, strict=True)])
+        taken = statistics.fmean(figure("chat_sft", tag, "Number of iterations") for tag in tags)
+        seconds = statistics.fmean(training_seconds("chat_sft", tag) for tag in tags)
+        rows.append([arm, *interval(exact), *behind, taken, seconds, " ".join(map(str, exact))])
+    columns = "Arm | Exact:.3f | ± 95 %:.3f | R minus it:+.3f | ± 95 %:.3f | Steps:,.0f | Seconds:,.0f | Each seed"
     return table_of("Sudoku-4: 200 held-out problems", columns, rows)
 
 

@@ -1,6 +1,8 @@
 """The checks of our own scorer: an artifact passes them, and a model that breaks a rule does not."""
 
 import json
+import struct
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from nanochat.errors import UserError
 from nanochat.gpt import GPT
 from tracks.golf import checks
 from tracks.golf import pack as golf_pack
-from tracks.golf.artifact import Artifact
+from tracks.golf.artifact import COMPRESSORS, MAGIC, Artifact, read_artifact, write_artifact
 
 
 @pytest.fixture(scope="module")
@@ -96,3 +98,48 @@ def test_all_of_the_file_is_read(folder: Path, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(checks, "read_artifact", read_less)
     with pytest.raises(UserError, match=r"^bytes: "):
         checks.check_files(str(folder), 4, "cpu")
+
+
+JUNK = b"bytes that hold something else"
+
+
+def signed(rest: bytes) -> bytes:
+    """Return a file that the reader accepts."""
+    return MAGIC + sha256(rest).digest() + rest
+
+
+def appended(data: bytes) -> bytes:
+    """Behind the vocabulary, which does not count."""
+    return signed(data[len(MAGIC) + 32 :] + JUNK)
+
+
+def after_the_header(data: bytes) -> bytes:
+    rest = data[len(MAGIC) + 32 :]
+    size, length = struct.unpack_from("<II", rest)
+    return signed(
+        struct.pack("<II", size + len(JUNK), length + len(JUNK)) + rest[8 : 8 + length] + JUNK + rest[8 + length :]
+    )
+
+
+def in_a_section(data: bytes) -> bytes:
+    """More values than the tensors have."""
+    made = read_artifact(data)
+    whole = write_artifact(made.config, {**made.stored, "more": torch.ones(7)}, made.vocabulary, made.recipes)
+    rest = whole[len(MAGIC) + 32 :]
+    size, length = struct.unpack_from("<II", rest)
+    shorten, expand = COMPRESSORS["zlib"]
+    header = json.loads(expand(rest[8 : 8 + length]))
+    header["tensors"].pop()
+    head = shorten(json.dumps(header).encode())
+    return signed(struct.pack("<II", size + len(head) - length, len(head)) + head + rest[8 + length :])
+
+
+@pytest.mark.parametrize("fill", [appended, after_the_header, in_a_section])
+def test_bytes_that_the_model_does_not_come_from_are_found(fill, folder: Path, tmp_path: Path) -> None:
+    data = (folder / "artifact").read_bytes()
+    checks.require_whole(data)
+    filled = fill(data)
+    assert read_artifact(filled).stored.keys() == read_artifact(data).stored.keys()  # it can be scored
+    (tmp_path / "artifact").write_bytes(filled)
+    with pytest.raises(UserError, match=r"^bytes: "):
+        checks.check_files(str(tmp_path), 4, "cpu")

@@ -39,6 +39,20 @@ def test_another_score_of_the_same_runs_is_the_paired_test_over_documents() -> N
     assert found.p == pytest.approx(stats.ttest_1samp(SPREAD, 0).pvalue)
 
 
+def test_the_needed_gain_is_where_p_begins_to_show() -> None:
+    """With noise of documents and of runs, whose degrees of freedom differ: neither alone decides."""
+    row = runs(1.0, 1.0, 1.0)
+
+    def gaining(gain: float, variance: float) -> Difference:
+        arm = {seed: bits + 100 * gain + SPREAD - SPREAD.mean() for seed, bits in row.items()}
+        return difference(row, arm, SIZES, (variance, 2), tests=6)
+
+    for variance in (1e-6, 5e-5, 1e-3):
+        needed = gaining(0.1, variance).needed
+        level = 0.05 / 6 / 2
+        assert gaining(needed * 1.001, variance).p < level < gaining(needed * 0.999, variance).p
+
+
 def test_documents_count_by_their_bytes() -> None:
     sizes = np.array([100.0, 300.0])
     row, arm = {1: np.array([100.0, 300.0])}, {1: np.array([110.0, 310.0])}

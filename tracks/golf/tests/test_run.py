@@ -1,13 +1,17 @@
 """The series of golf: an entry and baselines, a second seed, the ablation, and mistakes in flags."""
 
 import re
+import shlex
 import shutil
 
 import pytest
 import torch
+from outcomes import leave
 
 from nanochat.paths import read_json, write_json
 from tracks.golf.entries import BASELINES, tricks_of
+from tracks.golf.run import Config, steps
+from tracks.golf.series import best_baseline
 
 GOLF = ["--scale=embedded", "--data=letters", "--tag=links", "--out=golf.md", "--vocab-size=300", "--unsafe-exec"]
 FLAGS = "--num-iterations=4 --depth=1 --width=32 --head-dim=16 --max-seq-len=64 --total-batch-size=256 --no-compile"
@@ -26,7 +30,7 @@ def began(output: str):
 
 @pytest.mark.slow
 def test_golf_repeats_the_best_baseline_ablates_and_resumes(series, base, tmp_path) -> None:
-    flags = [*GOLF, *FLAGS, FEW_TRICKS, "--seeds=2", "--ablate"]
+    flags = [*GOLF, *FLAGS, FEW_TRICKS, "--seeds=2", "--ablate", "--ablation-seeds=1"]
     ended = series("tracks.golf.run", *flags)
     scored = {path.parent.name for path in base.glob("golf_eval/*/outcome.json")}
     first = {f"links-{entry}-1" for entry in ("golf", *BASELINES)}
@@ -37,7 +41,11 @@ def test_golf_repeats_the_best_baseline_ablates_and_resumes(series, base, tmp_pa
     tricks = tricks_of(given)
     assert "narrow MLP" in tricks
     for trick in tricks:
-        assert {f"links-golf-without-{trick.replace(' ', '-')}-{seed}" for seed in (1, 2)} <= scored
+        assert f"links-golf-without-{trick.replace(' ', '-')}-1" in scored
+    entries, without, *_ = read_json(base / "golf_eval/links/outcome.json")["tables"]
+    by_name = {row[0]: row for row in (*entries["rows"], *without["rows"][1:])}
+    assert (by_name["golf"][-1], by_name["golf-without-narrow-MLP"][-1]) == (2, 1)
+    assert by_name["golf-without-narrow-MLP"][4] is not None  # p, by the two seeds of the entry
     text = (tmp_path / "golf.md").read_text(encoding="utf-8")
     assert "Entries, against the best baseline" in text
     assert "golf-without-narrow-MLP" in text
@@ -72,9 +80,26 @@ def test_a_series_resumes_repeats_what_changed_and_ends_with_a_comparison(series
     assert "golf-without-late-QAT" in text
 
 
+@pytest.mark.parametrize(("ablation", "ablated"), [(0, [1, 2, 3]), (1, [1]), (2, [1, 2])])
+def test_the_ablation_has_seeds_of_its_own(base, ablation: int, ablated: list[int]) -> None:
+    """The entry, the best baseline and the comparison keep all seeds."""
+    for name, bpb in (("golf", 0.4), *((name, 0.5) for name in BASELINES)):
+        metrics = {"bpb": {"value": bpb, "format": ".4f"}, "Stride": 64}
+        leave(base, "golf_eval", f"links-{name}-1", metrics=metrics)
+    flags = shlex.join([*FLAGS, FEW_TRICKS])
+    config = Config(tag="links", scale="embedded", vocab_size=300, flags=flags, ablate=True, ablation_seeds=ablation)
+    *made, compared, _ = steps(config)
+    scored = [step.output.removeprefix("golf_eval/links-") for step in made if step.name.endswith("-score")]
+    best = best_baseline("links")
+    assert {f"golf-{seed}" for seed in (1, 2, 3)} | {f"{best}-{seed}" for seed in (1, 2, 3)} <= set(scored)
+    assert [f"golf-without-narrow-MLP-{seed}" for seed in ablated] == [name for name in scored if "narrow-MLP" in name]
+    assert "--seeds=3" in compared.command
+
+
 # flag, beginning of the sentence. Where there is a GPU, --scale=1gpu would train.
 MISTAKES = [
     ("--seeds=none", "--seeds: none is not a whole number"),
+    ("--ablation-seeds=4", "--ablation-seeds=4 is more than --seeds=3"),
     ("--seeds=0", "--seeds has to be 1 or more"),
     ("--without=smear", "--without is not a flag of a series: use --ablate, which leaves out each trick in turn"),
     ("--width=33", "--width=33 is not a multiple of --head-dim=32"),

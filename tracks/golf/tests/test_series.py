@@ -21,13 +21,28 @@ def arm(name, bpb):
 def test_arms_are_compared_over_seeds() -> None:
     own, other = arm("a", [1.0, 1.1, 1.2]), arm("b", [1.5, 1.6, 1.4])
     table = comparison_table("Entries", [own, other, arm("a", [1.2])], other)
-    name, mean, deviation, difference, p, *rest = table["rows"][0]
+    name, mean, deviation, difference, p, adjusted, *rest = table["rows"][0]
     assert (name, rest) == ("a", ["no", 5, 50.0, 4.0, 3])
     assert [mean, deviation, difference] == pytest.approx([1.1, 0.1, -0.4])
     assert p == pytest.approx(0.00805, abs=1e-5)
-    assert table["rows"][1][3:6] == [None, None, None]
-    assert table["rows"][2][2:6] == [None, pytest.approx(-0.3), pytest.approx(0.122, abs=1e-3), "yes"]
+    assert adjusted == pytest.approx(2 * p)  # the smaller one of two
+    assert table["rows"][1][3:7] == [None, None, None, None]
+    single = pytest.approx(0.122, abs=1e-3)
+    assert table["rows"][2][2:7] == [None, pytest.approx(-0.3), single, single, "yes"]
     assert arm("a", [1.0]).against(arm("b", [2.0])) == (-1.0, None)
+
+
+def test_many_tricks_are_corrected_for_their_number() -> None:
+    """A difference that one trick alone would show is within the noise of fourteen."""
+    own = arm("entry", [1.0, 1.01, 1.02])
+    found = arm("without", [1.05, 1.06, 1.04])
+    others = [arm(f"without-{number}", [1.0, 1.01, 1.02]) for number in range(13)]
+    [_, alone] = comparison_table("One", [own, found], own)["rows"]
+    [_, among, *rest] = comparison_table("Many", [own, found, *others], own)["rows"]
+    assert alone[4] == alone[5] == among[4] < 0.05
+    assert (alone[6], among[6]) == ("no", "yes")
+    assert among[5] == pytest.approx(14 * among[4])
+    assert {row[5] for row in rest} == {1.0}
 
 
 def test_runs_become_means_if_they_can_be_compared() -> None:

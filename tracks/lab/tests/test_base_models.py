@@ -250,7 +250,7 @@ def test_the_plan_has_hours_before_the_first_run(lab: BaseLab, monkeypatch: pyte
     code, text = lab.lab("--plan")
     assert code == 0, text
     assert "0 of 6 runs are finished" in text
-    assert "of training, one run after the other, and evaluations, as --dry-run estimates" in text
+    assert "of training, one run after the other, as --dry-run estimates; evaluations are not included" in text
     assert "world_people: 6 questions" in text  # five are examples, so four are not enough
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(lab.folder))
     monkeypatch.setattr("sys.executable", lab.python)  # which plans at once

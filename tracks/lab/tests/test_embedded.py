@@ -24,6 +24,7 @@ def test_the_spec_is_accepted(tmp_path, broken) -> None:
     assert len(spec.runs) == 2 * len(mixes) * 3
     assert len(spec.merged_runs) == (0 if broken else 2 * 4 * 3)
     assert spec.rates == ([100.0] if broken else [1.0])
+    assert spec.confirm_seeds == ([] if broken else [11, 12, 13])
 
 
 def test_further_trainings_are_replicas(tmp_path) -> None:

@@ -132,6 +132,9 @@ def test_a_keep_is_confirmed_on_seeds_of_its_own(again: str, base) -> None:
     assert findings.gains_of(spec, results) == findings.gains_of(spec, first)
     [verdict] = [one for one in findings.verdicts_on(spec, results) if one.mix == "good"]
     assert verdict.verdict == ("keep" if again == "good" else "not confirmed")
+    assert ("; confirmed on other seeds of this training: " in verdict.reason) == (again == "good")
+    [before] = [one for one in findings.verdicts_on(spec, first) if one.mix == "good"]
+    assert (before.verdict, before.reason.rpartition("; ")[2]) == ("keep", "not confirmed on other seeds")
     kept = {result.run.mix for result in findings.recommended(spec, results)}
     assert kept == ({"plain", "good"} if again == "good" else {"plain"})
 

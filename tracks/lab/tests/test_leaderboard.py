@@ -159,3 +159,44 @@ def test_runs_that_a_lab_has_left_out_have_no_place(tmp_path: Path, monkeypatch:
     tables = {table["title"]: table["rows"] for table in record["tables"]}
     assert [row[0] for row in tables["Leaderboard"]] == ["sft:mix-alarm", "sft:mix-b", "sft:mix-a"]
     assert tables["Left out"] == [["sft:mix-lost", "error: no"]]
+
+
+def leave_answers(base: Path, tag: str, chance: float, step: int = 80, model: str = "", **settings: float) -> None:
+    """Leave a chat evaluation. tag: of its folder. model: its tag, if that is another one."""
+    folder = base / "chat_eval_sft" / tag
+    lines = [
+        {"prompt": f"Question {number}?", "answer": "yes", "completions": [{"right": bool(right), "text": "a"}]}
+        for number, right in enumerate(drawn(7, chance))
+    ]
+    write_jsonl(folder / "GSM8K.jsonl", lines)
+    outcome = Outcome.begin("chat_eval_sft", tag, Config(suite="GSM8K", tag=tag))
+    usual = {"temperature": 0.0, "top_p": 1.0, "top_k": 50, "max_new_tokens": 256, "num_samples": 1, "repeats": 1}
+    outcome.config |= {"tag": model or tag} | usual | settings
+    outcome.metrics["Step"] = step
+    outcome.add_artifact(folder / "GSM8K.jsonl")
+    outcome.write()
+
+
+def test_other_settings_are_left_out_and_steps_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    leave_answers(tmp_path, "greedy", 0.3)
+    leave_answers(tmp_path, "no-top-k", 0.4, top_k=0)  # which greedy answers do not depend on
+    leave_answers(tmp_path, "long", 0.5, step=40)
+    leave_answers(tmp_path, "long-later", 0.6, step=80, model="long")
+    leave_answers(tmp_path, "hot", 0.9, temperature=1.0)
+    leave_answers(tmp_path, "hot-and-greedy", 0.35)
+    leave_answers(tmp_path, "hot-and-greedy-hot", 0.95, model="hot-and-greedy", temperature=1.0)
+    main(Config(suite="GSM8K"))
+    record = read_json(tmp_path / "leaderboard/leaderboard/outcome.json")
+    tables = {table["title"]: table["rows"] for table in record["tables"]}
+    assert [row[0] for row in tables["Leaderboard"]] == [
+        "sft:long step 80",
+        "sft:long step 40",
+        "sft:no-top-k",
+        "sft:hot-and-greedy",
+        "sft:greedy",
+    ]
+    [[model, reason]] = tables["Left out"]
+    assert model == "sft:hot"
+    assert reason.startswith("evaluated with other settings: temperature 1.0, top_p 1.0, top_k 50, max_new_tokens 256")
+    assert reason.endswith("; most have temperature 0.0, max_new_tokens 256, num_samples 1, repeats 1")

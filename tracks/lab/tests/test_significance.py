@@ -146,18 +146,49 @@ def test_other_seeds_confirm_or_do_not() -> None:
     again = made_scores(random, [50, 75, 50], 2, 400)
     fresh = {("base", mix, "Task"): significance.contrast(dict(enumerate(again)), [mix], [0]) for mix in (1, 2)}
     again_run = {("base", 1), ("base", 2)}
-    first, second = significance.confirm(verdicts, gains, fresh, again_run)
+    first, second = significance.confirm(verdicts, gains, fresh, again_run, alone=["base"])
     assert first.verdict == "keep"
-    assert "; confirmed on other seeds: Task +" in first.reason
+    assert "; confirmed on other seeds of this training: Task +" in first.reason
+    [several, _] = significance.confirm(verdicts, gains, fresh, again_run)
+    assert "; confirmed on other seeds: Task +" in several.reason
     assert second.verdict == significance.UNCONFIRMED
     assert second.reason.startswith("not shown on other seeds: Task ")
-    assert significance.confirm(verdicts, gains, {}, set()) == verdicts  # not run yet
+    for one, open_one in zip(verdicts, significance.confirm(verdicts, gains, {}, set()), strict=True):  # not run
+        assert open_one == replace(one, reason=f"{one.reason}; not confirmed on other seeds")
     failed = significance.confirm(verdicts, gains, {}, again_run)
     assert [one.verdict for one in failed] == 2 * [significance.UNCONFIRMED]
     assert "no run of them is intact" in failed[0].reason
     # The gain is there again, and a harm that was not seen before.
     harmed = fresh | {("base", 1, "Other"): replace(fresh["base", 1, "Task"], mean=-25.0)}
     assert significance.confirm(verdicts, gains, harmed, again_run)[0].verdict == significance.UNCONFIRMED
+
+
+def test_other_seeds_of_one_training_confirm_what_its_noise_has_shown() -> None:
+    """Without any effect: a base that was trained once does the same by chance again, and its reason says so."""
+    random = np.random.default_rng(14)
+    kept = confirmed = elsewhere = 0
+    for _ in range(LABS):
+        accuracies = 50 + 6.0 * random.standard_normal(4)
+
+        def table(accuracies: np.ndarray = accuracies) -> significance.Table:
+            cells = dict(enumerate(made_scores(random, accuracies, 3, 300)))
+            return {("base", mix, "Task"): significance.contrast(cells, [mix], [0]) for mix in (1, 2, 3)}
+
+        gains = significance.adjust(table())
+        verdicts = significance.recommend(gains, alone=["base"])
+        kept += sum(one.verdict == "keep" for one in verdicts)
+        again = {("base", mix) for mix in (1, 2, 3)}
+        found = significance.confirm(verdicts, gains, table(), again, alone=["base"])
+        assert all("on other seeds of this training" in one.reason for one in found if one.verdict == "keep")
+        confirmed += sum(one.verdict == "keep" for one in found)
+        other = table(50 + 6.0 * random.standard_normal(4))
+        elsewhere += sum(one.verdict == "keep" for one in significance.confirm(verdicts, gains, other, again))
+    print(
+        f"of {kept} keeps without an effect {confirmed} are confirmed on other seeds, {elsewhere} on another training"
+    )
+    assert kept > LABS / 4
+    assert confirmed > 0.75 * kept
+    assert elsewhere < 0.4 * kept
 
 
 def two_tables(benchmarks, rounds):

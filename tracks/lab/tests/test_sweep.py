@@ -1,15 +1,18 @@
 """Specs of labs: their mistakes, steps and hashes, the plan, and the ledger of looks at held-out benchmarks."""
 
+import sys
 from pathlib import Path
 
 import pytest
 from outcomes import leave
 
 from nanochat.config import parse
+from nanochat.outcome import Outcome
 from nanochat.paths import write_text
 from scripts import chat_eval, chat_sft
 from tracks.lab import merge
-from tracks.lab.kinds import check_disk, flag_mistakes
+from tracks.lab.kinds import check_disk, compare_mixes, flag_mistakes
+from tracks.lab.run import Config
 from tracks.lab.sweep import (
     add_look,
     base_chains,
@@ -88,8 +91,13 @@ def test_more_seeds_are_other_seeds_after_two(base) -> None:
     ]
     spec = read_lab(base, {"seeds = [1, 2]": "seeds = [1, 2]\nmore_seeds = [3]\nconfirm_seeds = [7, 8]"})
     assert mistakes(spec) == []
-    assert "up to 16 more confirm mixes that are to be kept, on seeds of their own" in expectations(spec, {}, float)
-    assert "up to 8 more runs follow, for mixes that are not distinguishable by then" in expectations(spec, {}, float)
+    plan = expectations(spec, {}, lambda: 16 * 60.0)
+    assert plan[3:5] == [
+        "up to 8 more runs follow, for mixes that are not distinguishable by then: at most about 8m00s",
+        "up to 16 more confirm mixes that are to be kept, on seeds of their own: at most about 16m00s",
+    ]
+    merging = read_lab(base, {"[benchmarks]": "[merges]\nm = { bad = 1 }\n[benchmarks]"})
+    assert "16 merges follow, whose time is not included" in expectations(merging, {}, float)
 
 
 def test_mistakes_that_the_scripts_find(base) -> None:
@@ -160,13 +168,18 @@ def test_the_plan(base) -> None:
     before = expectations(spec, {"World-Facts": 200}, lambda: 5400.0)
     assert before[:2] == [
         "0 of 16 runs are finished",
-        "about 1h30m of training, one run after the other, and evaluations, as --dry-run estimates",
+        "about 1h30m of training, one run after the other, as --dry-run estimates; evaluations are not included",
     ]
     assert before[-2].startswith("World-Facts: 200 questions; smallest difference that can be shown: ")
     leave(base, "chat_sft", spec.tag_of(spec.runs[0]), seconds=3600.0)
-    # A base, and a run that is not evaluated yet, say nothing of the time.
-    leave(base, "chat_eval_mid", "lab-one", seconds=10.0)
+    # A run that is not evaluated yet says nothing of the time.
     assert expectations(spec, {}, lambda: 5400.0)[:2] == before[:2]
+    # A base says how long an evaluation takes.
+    leave(base, "chat_eval_mid", "lab-one", seconds=90.0)
+    assert expectations(spec, {}, lambda: 5400.0)[1] == (
+        "about 1h30m of training, one run after the other, as --dry-run estimates; and about 24m00s of evaluations, as"
+        " those of the bases took"
+    )
     leave(base, "chat_eval_sft", spec.tag_of(spec.runs[0]), seconds=1800.0)
     after = expectations(spec, {}, lambda: 5400.0)
     assert after[0] == "1 of 16 runs are finished"
@@ -183,6 +196,19 @@ def test_checkpoints_need_room(base) -> None:
     assert disk_needed(spec, spec.runs) == 7 * 10**13 + 15 * len("{}")
     with pytest.raises(OSError, match=r"has no room for the checkpoints of this run: 70,000,000\.0 MB needed, "):
         check_disk(spec, spec.runs)
+
+
+def test_a_lab_that_prunes_looks_at_runs_that_are_not_trained(base, monkeypatch) -> None:
+    """With --keep=none one checkpoint has to have room at a time: that of the next run, not that of the first."""
+    spec = read_lab(base)
+    looked = []
+    monkeypatch.setattr("tracks.lab.kinds.check_disk", lambda _, runs: looked.extend(runs))
+    monkeypatch.setattr("tracks.lab.kinds.start", lambda *_: sys.exit("nothing is run here"))
+    for run in spec.runs[:3]:
+        leave(base, "chat_sft", spec.tag_of(run))
+    with pytest.raises(SystemExit, match="nothing is run here"):
+        compare_mixes(spec, Outcome.begin("lab", "lab", Config()), Config(keep="none", jobs=2))
+    assert looked == spec.runs[3:5]
 
 
 def test_a_look_is_counted_once_for_the_same_models(base) -> None:

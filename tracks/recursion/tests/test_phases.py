@@ -11,7 +11,7 @@ from small_runs import SMALL
 
 from nanochat.errors import UserError
 from nanochat.log import MetricLog
-from tracks.recursion.phases import PHASES, Config, PhaseName, check_first_phase, steps
+from tracks.recursion.phases import PHASES, Config, PhaseName, check_first_phase, main, steps
 from tracks.recursion.settings import PRESETS, PresetName
 
 FALLING = [3.0 - 0.1 * step for step in range(10)]
@@ -82,6 +82,14 @@ def test_a_good_first_phase_lets_the_second_begin(base, capsys) -> None:
     printed = capsys.readouterr().out
     assert printed.count("| yes |") == 4
     assert "started anyway" not in printed
+
+
+@pytest.mark.parametrize("flag", ["--curriculum=2,3,4", "--carry"])
+def test_a_first_phase_whose_loss_is_of_other_exits_is_refused(flag: str, base) -> None:
+    sentence = f"{flag} changes which exits the loss of a step is of, and whether that loss falls decides"
+    with pytest.raises(UserError, match=f"^{sentence}"):
+        main(Config(data="world", flags=f"{flag} --depth=1"))
+    assert not (base / "tok_train").exists()
 
 
 def test_the_command_refuses_the_second_phase(series, base) -> None:

@@ -3,9 +3,13 @@
 import re
 
 import pytest
+from outcomes import leave
 from small_runs import SMALL
 
-from nanochat.paths import read_json
+from nanochat.jobs.runner import difference, input_hashes
+from nanochat.paths import read_json, write_json
+from tracks.recursion.run import Config, steps
+from tracks.recursion.shapes import Shape
 
 
 @pytest.mark.slow
@@ -17,7 +21,7 @@ def test_recursion_is_compared_with_its_compute(series, tmp_path) -> None:
     card = (tmp_path / "card/recursion.md").read_text(encoding="utf-8")
     assert "## Recursion" in card
     again = series("tracks.recursion.run", *flags)
-    assert again.stdout.count("already finished") == 13  # twelve runs and their tokenizer
+    assert again.stdout.count("already finished") == 14  # twelve runs, their tokenizer, and the comparison
 
 
 def test_arms_follow_from_plans(series, base) -> None:
@@ -33,11 +37,31 @@ def test_arms_follow_from_plans(series, base) -> None:
     assert re.search(r"--target-seconds=[\d.]+ --num-shards=0 --seed=1 --tag=recursion-W-1", done.stdout)
 
 
+def test_a_comparison_is_repeated_if_a_run_was_trained_again(base, monkeypatch) -> None:
+    """It is a step with a result: its refits take as long as runs. With one shape of F, from a made plan."""
+    model = {"heads": 2, "supervision": 4, "passes": 1, "loops": 2}
+    monkeypatch.setattr("tracks.recursion.run.planned", lambda *_: {"model": model, "flops_per_token": 1e6})
+    monkeypatch.setattr("tracks.recursion.run.plain_shapes", lambda *_: {"deep": Shape(14, 32)})
+    tags = [f"recursion-{arm}-{seed}" for seed in (1, 2) for arm in "RDPFLW"]
+    for tag in tags:
+        leave(base, "base_train", tag)
+        write_json(base / f"base_train/{tag}/step_000002/manifest.json", {"loop": {"seconds": 9.0}, "num_shards": 0})
+    *_, comparison, _ = steps(Config(seeds=2, depth=1, width=32), "letters")
+    assert comparison.output == "recursion_eval/recursion"
+    before = input_hashes(comparison)
+    assert sorted(before) == sorted(str(base / f"base_train/{tag}/outcome.json") for tag in tags)
+    record = {"command": comparison.command, "inputs": before}
+    assert difference(record, comparison, input_hashes(comparison)) == ""
+    again = leave(base, "base_train", "recursion-P-2", seconds=17.0)
+    assert difference(record, comparison, input_hashes(comparison)) == f"{again} changed"
+
+
 @pytest.mark.slow
 def test_the_best_of_three_shapes_is_compared(series, base, tmp_path) -> None:
     flags = ["--data=letters", "--vocab-size=300", "--steps=2", "--depth=2", "--width=32", *SMALL, "--max-seq-len=64"]
     flags += ["--head-dim=16"]
     plan = series("tracks.recursion.run", *flags, "--dry-run").stdout
+    assert "The refits of R's first and last exit, for each seed, come on top" in plan
     assert re.search(r"\| F, deep +\| 1 +\|", plan)
     assert re.search(r"\| F, medium +\| 1 +\|", plan)
     assert re.search(r"\| all +\| 9 +\|", plan)

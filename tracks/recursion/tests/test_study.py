@@ -1,19 +1,26 @@
 """The verdict on recursion, on made figures; and a model whose first exit is merely bad, which must not look good."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from base_runs import Base
+from outcomes import ENVIRONMENT, RECORD
 
+from nanochat.checkpoint import Checkpoint
 from nanochat.log import MetricLog
+from nanochat.outcome import Outcome
 from nanochat.runtime import setup
 from tracks.recursion.model import MODELS, RecursiveGPT
-from tracks.recursion.study import ArmRun, SeedResult, refit_exits, verdict
+from tracks.recursion.settings import PRESET_FIELDS
+from tracks.recursion.shapes import BPB
+from tracks.recursion.study import ArmRun, SeedResult, figures, refit_exits, verdict
 
 GOOD, NOTHING, BAD = [0.20, 0.21, 0.22], [0.01, -0.01, 0.0], [-0.20, -0.21, -0.22]
 
 
 UNSURE = [0.2, 0.9, -0.5]  # 20 % in the mean
-# refinement as it is, and of the refitted exit; gains over P and F; the verdict
+# refinement as it is, and with both exits refitted; gains over P and F; the verdict
 VERDICTS = """
 GOOD, GOOD, GOOD, GOOD, "better than its compute"
 GOOD, GOOD, GOOD, NOTHING, "depth only"
@@ -28,8 +35,8 @@ UNSURE, UNSURE, GOOD, GOOD, "a poor first exit"
 
 @pytest.mark.parametrize("case", VERDICTS.strip().splitlines())
 def test_verdicts(case) -> None:
-    own, refitted, plain, deep, expected = eval(case)
-    assert verdict(own, refitted, {"P": plain, "F": deep}) == expected
+    own, both, plain, deep, expected = eval(case)
+    assert verdict(own, both, {"P": plain, "F": deep}) == expected
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 5])
@@ -43,6 +50,29 @@ def test_recursion_against_itself_is_never_better(seeds) -> None:
         found.append(verdict(draw.normal(0.3, 0.01, seeds), 1 - bits[0] / bits[3], gains))
     assert sum(one in ("better than its compute", "depth only") for one in found) <= 0.05 * 200 + 4
     assert found.count("better than its compute") <= 0.05 * 200
+
+
+def made(exits: list[float], first: float, last: float) -> SeedResult:
+    """A seed of R with these exits and refits, and of P and F, which are worse."""
+    config = dict.fromkeys((*PRESET_FIELDS, "recursion", "matrix_lr", "embedding_lr"), 1)
+    manifest = {"model": {"supervision": 2, "passes": 1, "loops": 1}, "source": {"setting": {}, "rows": 1}}
+    validation = {f"val/bpb at exit {i}": bits for i, bits in enumerate(exits)}
+    records = [{"kind": "train", "step": 9, "train/grad_norm": 1.0}, {"kind": "validation", "step": 9, **validation}]
+    arms = {}
+    for arm, bits in {"R": exits[-1], "P": exits[-1] + 0.1, "F": exits[-1] + 0.1}.items():
+        record = {"stage": "base_train", "tag": arm, "environment": ENVIRONMENT, "metrics": {BPB: bits}}
+        outcome = Outcome(**RECORD | record | {"config": config})
+        arms[arm] = ArmRun(outcome, Checkpoint(Path(arm), 9, manifest), records)
+    return SeedResult(arms, first, last, 1000)
+
+
+def test_the_verdict_is_on_equal_terms() -> None:
+    """The last exit beats a first exit that was refitted alone, as it happens, and not where both were refitted."""
+    results = [made([0.8, 0.6 + shift], 0.65, 0.65 + shift) for shift in (-0.001, 0.0, 0.001)]
+    own, refitted, both = zip(*(result.refinements for result in results), strict=True)
+    gains = {arm: [result.gain(arm) for result in results] for arm in "PF"}
+    assert verdict(own, refitted, gains) == "better than its compute"
+    assert verdict(own, both, gains) == figures(results)["Verdict"] == "a poor first exit"
 
 
 class PoorFirstExit(RecursiveGPT):
@@ -84,4 +114,4 @@ def test_an_untrained_first_exit_is_found_out(tmp_path, monkeypatch) -> None:
     assert min(own) > 0.5
     assert max(refitted) < 0.05
     assert max(map(abs, both)) < 0.1  # both heads have learned as long, and the two exits are one; the text is short
-    assert verdict(own, refitted, {"P": [0.0, 0.0], "F": [0.0, 0.0]}) == "a poor first exit"
+    assert verdict(own, both, {"P": [0.0, 0.0], "F": [0.0, 0.0]}) == "a poor first exit"
