@@ -28,7 +28,7 @@ from nanochat.protocols import Conversation, Message
 if TYPE_CHECKING:
     from jinja2.parser import Parser
 
-# Marks around what is learned, and one that breaks the name of a special token in a text: no text has them.
+# Marks around what is learned, and one behind each letter of a special token's name in a text: no text has them.
 BEGIN, END, BREAK = "\U000f51a1", "\U000f51a2", "\U000f51a3"
 RENDERED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "marks"})  # variables of a rendering
 Span = tuple[int, int]  # first character, and the one behind the last
@@ -112,10 +112,24 @@ class JinjaTemplate:
 
     @cached_property
     def names(self) -> re.Pattern[str]:
-        """Matches the names of special tokens."""
+        """Matches the names of special tokens, of which a text has none without a mark: one letter may be a name."""
         added = self.reader.get_added_tokens_decoder().values()
         names = sorted((token.content for token in added if token.special), key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, names)) or r"(?!)")
+        return re.compile(f"(?:{'|'.join(map(re.escape, names)) or '(?!)'})(?!{BREAK})")
+
+    @cached_property
+    def sought(self) -> frozenset[str]:
+        """Names of special tokens that the template looks for, as in `'</think>' in content`, but for ends of turns."""
+        tree = self.template.environment.parse(self.source)
+        values = [
+            compared.expr for compared in tree.find_all(jinja2.nodes.Compare) if compared.ops[0].op in ("in", "notin")
+        ]
+        for call in tree.find_all(jinja2.nodes.Call):
+            if isinstance(call.node, jinja2.nodes.Getattr):  # content.split('</think>')
+                values += call.args
+        texts = [one.value for one in values if isinstance(one, jinja2.nodes.Const) and isinstance(one.value, str)]
+        found = {name for text in texts for name in self.names.findall(text)}
+        return frozenset(name for name in found if self.reader.token_to_id(name) not in self.turn_ends)
 
     # ---- to text ----
 
@@ -242,7 +256,9 @@ class JinjaTemplate:
                 return
 
     def _prepared(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Return messages for the template: contents are text, with a mark in each name of a special token.
+        """Return messages for the template: contents are text, with marks in each name of a special token.
+
+        The assistant's keep the names that the template looks for there: it would not find a thought's end.
 
         What is null is left out, and an empty list of calls: templates ask `'tool_calls' in message`, and programs that
         write tables as JSON give each row every key.
@@ -254,14 +270,21 @@ class JinjaTemplate:
             changed: dict[str, Any] = {**said, **_calls(message)}
             if message.get("content") is not None:
                 changed["content"] = _spoken(message)
-            found.append(self._without_names(changed))
+            marked = self._without_names(changed)
+            if message["role"] == "assistant" and marked.get("content") is not None:
+                marked["content"] = self._marked_names(changed["content"], self.sought)
+            found.append(marked)
         return found
 
+    def _marked_names(self, value: str, kept: frozenset[str] = frozenset()) -> str:
+        """Return a text with marks in each name of a special token, but for those that are kept."""
+        text = value.translate(dict.fromkeys(map(ord, (BEGIN, END, BREAK))))  # marks are ours alone
+        return self.names.sub(lambda name: name[0] if name[0] in kept else BREAK.join(name[0]) + BREAK, text)
+
     def _without_names(self, value: Any) -> Any:
-        """Return a value of JSON with a mark in each name of a special token, so that none is read as one."""
+        """Return a value of JSON with marks in each name of a special token, so that none is read as one."""
         if isinstance(value, str):
-            text = value.translate(dict.fromkeys(map(ord, (BEGIN, END, BREAK))))  # marks are ours alone
-            return self.names.sub(lambda name: name[0][0] + BREAK + name[0][1:], text)
+            return self._marked_names(value)
         if isinstance(value, list):
             return [self._without_names(one) for one in value]
         if isinstance(value, dict):

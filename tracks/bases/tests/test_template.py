@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import transformers
+from tokenizers import AddedToken, Tokenizer
 
 from nanochat.chat import render_conversation, render_prompt
 from nanochat.errors import TemplateError, UserError
 from tracks.bases.template import BEGIN, BREAK, END, JinjaTemplate
 from tracks.bases.tests.public_models import CHATML, TEXT, tokenizer_for
 from tracks.bases.tests.test_tokenizer import public
+from tracks.bases.tokenizer import Definition, PublicTokenizer
 
 # Each writes some of what templates of public models do. STRIPPED strips contents, THINKING drops thoughts of earlier
 # answers, MARKED says itself what the assistant writes, TOOLS lists tools as JSON and takes several roles.
@@ -127,6 +129,49 @@ def test_a_key_without_a_value_is_as_if_it_were_not_there(calls: list[Any] | Non
     found = render_conversation({"messages": filled}, ours)
     assert found[0] == theirs_with(asking).apply_chat_template(plain)["input_ids"]
     assert ours.decode([id for id, learned in zip(*found, strict=True) if learned]) == "I.<|im_end|>"
+
+
+def with_special(*names: str) -> Tokenizer:
+    """The vocabulary of bytes with more special tokens."""
+    backend = Tokenizer.from_str(tokenizer_for("llama").to_str())
+    backend.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names])
+    return backend
+
+
+@pytest.mark.parametrize("name", ["thinking", "keeping"])
+def test_the_end_of_a_thought_may_be_a_special_token(name: str) -> None:
+    """A template finds it in what the assistant says, as in `transformers`; it stays text in what a user says."""
+    backend = with_special("</think>")
+    ours = PublicTokenizer(Definition(backend.to_str(), TEMPLATES[name], 0, (), (2, 0)))
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=TEMPLATES[name])
+    end = ours.special_tokens["</think>"]
+    found = 0
+    for messages in conversations(200):
+        for message in messages:
+            if message["role"] != "assistant":
+                message["content"] = message["content"].replace("</think>", "")
+        ids = render_conversation({"messages": messages}, ours)[0]
+        assert ids == theirs.apply_chat_template(messages)["input_ids"]
+        found += ids.count(end)
+    assert found > 0 or name == "thinking"  # which drops them all
+    typed = [{"role": "user", "content": "a</think>b"}, {"role": "assistant", "content": "c<|im_end|>d"}]
+    ids = render_conversation({"messages": typed}, ours)[0]
+    assert "a</think>b" in ours.decode(ids)
+    assert ids.count(end) == (name == "keeping")  # its own, before the last answer
+    assert ids.count(2) == 2  # ends of turns
+
+
+def test_a_special_token_of_one_letter_is_not_to_be_typed() -> None:
+    template = "→" + CHATML
+    ours = PublicTokenizer(Definition(with_special("→", "<→>", "a→").to_str(), template, 0, (), (2, 0)))
+    said = "→ <→> b→a→→ <<→>>"
+    ids, mask = render_conversation(
+        {"messages": [{"role": role, "content": said} for role in ("user", "assistant")]}, ours
+    )
+    special = {ours.special_tokens[name]: name for name in ("→", "<→>", "a→")}
+    assert [special[id] for id in ids if id in special] == ["→"]  # the template's
+    learned = [id for id, one in zip(ids, mask, strict=True) if one]
+    assert learned == [*ours.encode(said), 2]
 
 
 @pytest.mark.parametrize("case", ["llama", "gemma3"])
