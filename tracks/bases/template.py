@@ -129,7 +129,7 @@ class JinjaTemplate:
                 values += call.args
         texts = [one.value for one in values if isinstance(one, jinja2.nodes.Const) and isinstance(one.value, str)]
         found = {name for text in texts for name in self.names.findall(text)}
-        return frozenset(found - {self.reader.id_to_token(id) for id in self.turn_ends})
+        return frozenset(name for name in found if self.reader.token_to_id(name) not in self.turn_ends)
 
     # ---- to text ----
 
