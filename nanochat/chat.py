@@ -9,6 +9,7 @@ become
     <|bos|> <|user_start|> question <|user_end|> <|assistant_start|> answer <|assistant_end|>
 
 and a calculator call inside the answer is `<|python_start|> 12*34 <|python_end|> <|output_start|> 408 <|output_end|>`.
+An answer with `"weight": 0`, as OpenAI's files have it, or `"train": false`, as those of axolotl, is not learned.
 """
 
 import codecs
@@ -31,6 +32,8 @@ NEXT_ROLES = {
     "assistant": ("user",),
     "tool": ("tool", "assistant"),
 }
+
+MARKS = ("weight", "train")  # of a message: 0 or false is not to be learned
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ def check_conversation(conversation: Any) -> Conversation:
         if calls and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
             raise UserError(f"message {number}: its tool_calls are no list of objects")
         due = ("tool",) if calls else NEXT_ROLES[role]
+        _check_marks(number, message)
         parts = _parts_of(message)
         if not (isinstance(parts, list) and (parts or calls)) or not all(
             isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str) for part in parts
@@ -77,16 +81,34 @@ def check_conversation(conversation: Any) -> Conversation:
     return conversation
 
 
+def _check_marks(number: int, message: Any) -> None:
+    """Raise a UserError if a message is marked to be learned, or not, in a way that is not obeyed."""
+    for name in MARKS:
+        mark = message.get(name)
+        if mark not in (None, 0, 1):
+            raise UserError(
+                f"message {number}: its {name} is {mark!r}; an answer is learned, 1 or true, or not, 0 or false"
+            )
+    if message.get("train") and message["role"] != "assistant":
+        raise UserError(f"message {number}: it has train: true, and only what the assistant says can be learned")
+
+
+def is_learned(message: Message) -> bool:
+    """Return False for a message that its file marks as not to be learned."""
+    return all(message.get(name) in (None, 1) for name in MARKS)
+
+
 def has_tool_turns(conversation: Conversation) -> bool:
     """Return True if tools are called in a conversation, or answer."""
     return any(message.get("tool_calls") or message["role"] == "tool" for message in conversation["messages"])
 
 
 def render_conversation(conversation: Conversation, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Return (ids, mask) for a conversation; the mask is 1 on tokens the assistant writes, else 0."""
+    """Return (ids, mask) for a conversation; the mask is 1 on tokens the assistant writes and is to learn, else 0."""
     check_conversation(conversation)
     if tokenizer.template:
-        return tokenizer.template.render(conversation)
+        ids, mask = tokenizer.template.render(conversation)
+        return ids, _without_unlearned(mask, conversation["messages"])
     if has_tool_turns(conversation):
         raise TemplateError("the conversation has turns of tools, which only chat templates of public models write")
     special = tokenizer.special_tokens
@@ -106,7 +128,7 @@ def render_conversation(conversation: Conversation, tokenizer: Tokenizer) -> tup
         messages = [joined, *rest]
     for message in messages:
         role = message["role"]
-        is_assistant = role == "assistant"
+        learns = role == "assistant" and is_learned(message)
         add([special[f"<|{role}_start|>"]], learned=False)
         for part in _parts_of(message):
             # Each part is tokenized alone: no token spans two parts.
@@ -114,10 +136,27 @@ def render_conversation(conversation: Conversation, tokenizer: Tokenizer) -> tup
             tokens = tokenizer.encode(part["text"])
             if kind.marker:
                 tokens = [special[f"<|{kind.marker}_start|>"], *tokens, special[f"<|{kind.marker}_end|>"]]
-            add(tokens, is_assistant and kind.is_learned)
+            add(tokens, learns and kind.is_learned)
         # The model has to learn to end an answer.
-        add([special[f"<|{role}_end|>"]], is_assistant)
+        add([special[f"<|{role}_end|>"]], learns)
     return ids, mask
+
+
+def _without_unlearned(mask: list[int], messages: Sequence[Message]) -> list[int]:
+    """Return the mask of a chat template without the answers that are not to be learned.
+
+    A template writes the name of a role before each answer: the answers are the runs of ones, in order.
+    """
+    answers = [is_learned(message) for message in messages if message["role"] == "assistant"]
+    if all(answers):
+        return mask
+    runs = [list(run) for _, run in groupby(mask)]
+    if sum(run[0] for run in runs) != len(answers):
+        raise TemplateError(
+            "it cannot be found in the chat template which answers are those that are not to be learned"
+        )
+    learned = iter(answers)
+    return [bit for run in runs for bit in ([int(next(learned))] * len(run) if run[0] else run)]
 
 
 def render_prompt(conversation: Conversation, tokenizer: Tokenizer) -> list[int]:
@@ -188,6 +227,15 @@ def _parts_of(message: Message) -> list[Part]:
     if content is None:  # beside calls of tools
         return []
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def as_messages(value: Any, role: str) -> list[Any]:
+    """Return a text in a file as one message of a role, and a list of messages as it is."""
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    if not isinstance(value, list):
+        raise UserError(f"what the {role} says is neither a text nor a list of messages: {value!r}"[:200])
+    return value
 
 
 def text_of(message: Message) -> str:

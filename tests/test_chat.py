@@ -56,6 +56,21 @@ def test_ids_and_mask_of_a_conversation(tokenizer) -> None:
     assert render_conversation(talk("", ""), tokenizer) == empty
 
 
+def test_an_answer_that_is_marked_is_not_learned(tokenizer) -> None:
+    conversation = talk("how many?", CALCULATION, "there?", "there are 46")
+    ids, mask = render_conversation(conversation, tokenizer)
+    second = ids.index(tokenizer.special_tokens["<|user_end|>"], mask.index(1))  # of the question between the answers
+    first, last = conversation["messages"][1::2]
+    for mark in ({"weight": 0}, {"train": False}, {"weight": 1, "train": False}):
+        first.update(mark)
+        assert render_conversation(conversation, tokenizer) == (ids, [0] * second + mask[second:])
+    for message in conversation["messages"]:
+        message.update(weight=None, train=None)  # files often have the keys in every message
+    last.update(weight=0)
+    first.update(weight=1, train=True)
+    assert render_conversation(conversation, tokenizer) == (ids, mask[:second] + [0] * len(ids[second:]))
+
+
 def test_the_system_message_stands_before_the_first_question_and_a_prompt_ends_with_assistant_start(tokenizer) -> None:
     merged = render_conversation(talk("be brief\n\nhow many?", "46", "more?"), tokenizer)
     assert render_conversation(talk("how many?", "46", "more?", system="be brief"), tokenizer) == merged
@@ -124,6 +139,9 @@ asked(CALLING, RESULT, QUESTION) | message 4: its role is 'user' where 'assistan
 asked({**CALLING, "tool_calls": "b"}) | message 2: its tool_calls are no list of objects
 asked({**CALLING, "tool_calls": []}) | message 2: CONTENT
 asked(CALLING, {**RESULT, "content": None}) | message 3: CONTENT
+asked({**ANSWER, "weight": 0.5}) | message 2: its weight is 0.5; an answer is learned, 1 or true, or not, 0 or false
+asked({**ANSWER, "train": "no"}) | message 2: its train is 'no'; an answer is learned
+asked(ANSWER, {**QUESTION, "train": True}) | message 3: it has train: true, and only what the assistant says can be
 """
 
 

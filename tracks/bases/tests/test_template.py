@@ -116,6 +116,29 @@ def test_ids(name: str, case: str) -> None:
         assert prompt == theirs.apply_chat_template(messages[:-1], tools, add_generation_prompt=True)["input_ids"]
 
 
+@pytest.mark.parametrize("name", ["chatml", "stripped", "thinking", "marked"])
+def test_an_answer_that_is_marked_is_not_learned(name: str) -> None:
+    """The others are learned as before; where a template writes two answers as one, that is said."""
+    ours = public("llama", template=TEMPLATES[name], ends=(2, 6, 0))
+    said = [("user", "The fox?"), ("assistant", "Yes."), ("user", "The dog?"), ("assistant", "No."), ("user", "!")]
+    messages: list[Any] = [{"role": role, "content": text} for role, text in [*said, ("assistant", "Good.")]]
+    ids, mask = render_conversation({"messages": messages}, ours)
+    for number, text in ((1, "Yes."), (3, "No."), (5, "Good.")):
+        marked = [*messages]
+        marked[number] = {**messages[number], "weight": 0}
+        same, less = render_conversation({"messages": marked}, ours)
+        assert same == ids
+        dropped = ours.decode([id for id, one, other in zip(ids, mask, less, strict=True) if one != other])
+        assert text in dropped
+        assert len(dropped) < len(text) + 40
+        assert sum(less) < sum(mask)
+    joined = "{% for message in messages %}{% generation %}{{ message.content }}{% endgeneration %}{% endfor %}"
+    ours = public("llama", template=joined)
+    render_conversation({"messages": messages}, ours)
+    with pytest.raises(TemplateError, match="which answers are those that are not to be learned"):
+        render_conversation({"messages": marked}, ours)
+
+
 @pytest.mark.parametrize("case", ["llama", "gemma3"])
 def test_a_template_that_marks_is_taken_at_its_word(case: str) -> None:
     ours, theirs = public(case, template=MARKED), theirs_with(MARKED, case)
