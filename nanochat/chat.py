@@ -25,6 +25,7 @@ from nanochat.settings import CHAT_TEMPERATURE
 from nanochat.tokenizer import Tokenizer
 
 ROLES = ("user", "assistant")
+ROLES_OF_TEMPLATES = ("system", "developer", "user", "assistant", "tool")
 # Which may follow a message, unless it calls tools.
 NEXT_ROLES = {
     "system": ("user",),
@@ -51,22 +52,28 @@ PARTS = {
 }
 
 
-def check_conversation(conversation: Any) -> Conversation:
-    """Return a conversation that a file or a client has; a UserError names the first malformed message, from 1."""
+def check_conversation(conversation: Any, any_order: bool = False) -> Conversation:
+    """Return a conversation that a file or a client has; a UserError names the first malformed message, from 1.
+
+    any_order: who may follow whom is left to the chat template of a public model, which may refuse an order.
+    """
     messages = conversation.get("messages") if isinstance(conversation, dict) else None
     if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
         raise UserError("a conversation has a list `messages` with at least one message")
     due: tuple[str, ...] = ("system", "user")
     for number, message in enumerate(messages, 1):
         role = message.get("role")
-        if role not in due:
+        if any_order:
+            if role not in ROLES_OF_TEMPLATES:
+                raise UserError(f"message {number}: its role is {role!r}, and none of {', '.join(ROLES_OF_TEMPLATES)}")
+        elif role not in due:
             raise UserError(f"message {number}: its role is {role!r} where {due[-1]!r} is due")
         # Only the assistant calls tools, and may say nothing beside.
         kinds = PARTS if role == "assistant" else ("text",)
         calls = message.get("tool_calls") if role == "assistant" else None
         if calls and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
             raise UserError(f"message {number}: its tool_calls are no list of objects")
-        due = ("tool",) if calls else NEXT_ROLES[role]
+        due = ("tool",) if calls else NEXT_ROLES.get(role, ())
         _check_marks(number, message)
         parts = _parts_of(message)
         if not (isinstance(parts, list) and (parts or calls)) or not all(
@@ -76,7 +83,7 @@ def check_conversation(conversation: Any) -> Conversation:
                 f"message {number}: its content is neither a string nor a list of parts with a `text`"
                 f" and a `type` in {', '.join(kinds)}"
             )
-    if messages[-1]["role"] == "system":
+    if messages[-1]["role"] == "system" and not any_order:
         raise UserError("the system message needs a user message after it")
     return conversation
 
@@ -105,7 +112,7 @@ def has_tool_turns(conversation: Conversation) -> bool:
 
 def render_conversation(conversation: Conversation, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """Return (ids, mask) for a conversation; the mask is 1 on tokens the assistant writes and is to learn, else 0."""
-    check_conversation(conversation)
+    check_conversation(conversation, any_order=tokenizer.template is not None)
     if tokenizer.template:
         ids, mask = tokenizer.template.render(conversation)
         return ids, _without_unlearned(mask, conversation["messages"])
@@ -161,7 +168,7 @@ def _without_unlearned(mask: list[int], messages: Sequence[Message]) -> list[int
 
 def render_prompt(conversation: Conversation, tokenizer: Tokenizer) -> list[int]:
     """Return the ids up to `<|assistant_start|>`, included; a final assistant message is left out."""
-    check_conversation(conversation)
+    check_conversation(conversation, any_order=tokenizer.template is not None)
     messages = conversation["messages"]
     # Evaluations pass the reference answer along.
     if messages[-1]["role"] == "assistant":
@@ -174,7 +181,7 @@ def render_prompt(conversation: Conversation, tokenizer: Tokenizer) -> list[int]
 
 def render_text(conversation: Conversation, tokenizer: Tokenizer) -> list[int]:
     """Return the ids for a base model, which knows no conversations: it continues the last message."""
-    check_conversation(conversation)
+    check_conversation(conversation, any_order=tokenizer.template is not None)
     return tokenizer.begin(text_of(conversation["messages"][-1]))
 
 
@@ -194,7 +201,7 @@ def fitted_prompt(
     first = int(_has_system(messages))  # the oldest message that may go, a user message
     while len(ids) > room:
         questions = [number for number, message in enumerate(messages) if message["role"] == "user"]
-        if len(questions) == 1:
+        if len(questions) <= 1:
             break
         del messages[first : questions[1]]
         ids = render_prompt({**conversation, "messages": messages}, tokenizer)
@@ -219,7 +226,7 @@ def _with_end_of_question(conversation: Conversation, tokenizer: Tokenizer, room
 
 
 def _has_system(messages: list[Message]) -> bool:
-    return messages[0].get("role") == "system"
+    return messages[0].get("role") in ("system", "developer")
 
 
 def _parts_of(message: Message) -> list[Part]:

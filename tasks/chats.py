@@ -11,8 +11,9 @@ from nanochat.data.corpus import learned_text, parse_data, shard_files, source_n
 from nanochat.data.documents import by_size, documents, text_files
 from nanochat.errors import UserError
 from nanochat.log import Record
-from nanochat.paths import read_jsonl
+from nanochat.paths import read_jsonl, tokenizer_file
 from nanochat.protocols import Conversation, Message
+from nanochat.tokenizer import Tokenizer
 from tasks.common import TRAIN, DataSet, Task
 
 # A piece of a text, with the blanks before it: to the end of a sentence; else to a blank; else any characters.
@@ -39,7 +40,7 @@ class JsonLines(Chat):
     """Files with one conversation per line, {"messages": […]} and perhaps "tools", or in a form of `as_row`."""
 
     def conversation(self, messages: list[Message], tools: list[Record] | None = None) -> Conversation:
-        conversation = super().conversation(messages)
+        conversation: Conversation = {"messages": messages}  # it was checked when it was read
         return {**conversation, "tools": tools} if tools else conversation
 
     def open_rows(self) -> list[list[Any]]:
@@ -49,9 +50,15 @@ class JsonLines(Chat):
         else:
             self.fetch_files()
         rows = []
+        any_order = self._any_order()
         for file in self.files.values():
-            rows += read_jsonl(file, lambda value: _cells(as_row(value)))
+            rows += read_jsonl(file, lambda value: _cells(as_row(value), any_order))
         return rows
+
+    def _any_order(self) -> bool:
+        """Return True if a chat template of a public model decides which message may follow which."""
+        file = tokenizer_file(self.tokenizer)
+        return file.is_file() and Tokenizer.load(file).template is not None
 
 
 class Passages(Chat):
@@ -130,18 +137,18 @@ def _from_sharegpt(message: Any) -> Any:
     return {**others, "role": SPEAKERS.get(str(speaker), speaker), "content": message.get("value")}
 
 
-def _cells(row: Record) -> list[Any]:
-    """Return the arguments of `Chat.conversation` in a row of a file."""
-    conversation = _checked(row)
+def _cells(row: Record, any_order: bool) -> list[Any]:
+    """Return the arguments of `JsonLines.conversation` in a row of a file."""
+    conversation = _checked(row, any_order)
     tools = conversation.get("tools")
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise UserError("the tools of a conversation are a list of objects")
     return [conversation["messages"], tools]
 
 
-def _checked(row: Record | Conversation) -> Conversation:
+def _checked(row: Record | Conversation, any_order: bool = False) -> Conversation:
     """Return a row as a conversation that is well formed and has text to learn; UserError names the fault."""
-    conversation = check_conversation(row)
+    conversation = check_conversation(row, any_order)
     # Training needs at least one answer.
     if all(message["role"] != "assistant" for message in conversation["messages"]):
         raise UserError("the assistant says nothing in it that could be learned")

@@ -168,7 +168,8 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
     if messages[-1]["role"] == "assistant":
         raise ApiError(400, "the last message has to be the user's", "messages")
     try:
-        conversation = check_conversation({"messages": messages})  # user and assistant must take turns
+        # User and assistant must take turns, unless a template of a public model has the say.
+        conversation = check_conversation({"messages": messages}, any_order=served.tokenizer.template is not None)
         tokens = (render_text if served.is_base else render_prompt)(conversation, served.tokenizer)
     except UserError as error:
         raise ApiError(400, str(error), "messages") from None

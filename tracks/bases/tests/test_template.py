@@ -2,13 +2,16 @@
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers
 
-from nanochat.chat import render_conversation, render_prompt
+from nanochat.chat import fitted_prompt, render_conversation, render_prompt
 from nanochat.errors import TemplateError, UserError
+from nanochat.paths import tokenizer_file
+from tasks.chats import json_lines
 from tracks.bases.template import BEGIN, BREAK, END, JinjaTemplate
 from tracks.bases.tests.public_models import CHATML, TEXT, tokenizer_for
 from tracks.bases.tests.test_tokenizer import public
@@ -114,6 +117,39 @@ def test_ids(name: str, case: str) -> None:
         assert len(mask) == len(ids)
         prompt = render_prompt(conversation, ours)
         assert prompt == theirs.apply_chat_template(messages[:-1], tools, add_generation_prompt=True)["input_ids"]
+
+
+def test_the_template_decides_who_may_follow_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where ours has one order alone; a template that has one too refuses, and files are read all the same."""
+    ours, theirs = public("llama", template=CHATML, ends=(2, 6, 0)), theirs_with(CHATML)
+    orders = [
+        "assistant user assistant",
+        "user user assistant",
+        "user system user assistant",
+        "developer user assistant",
+    ]
+    rows = [[{"role": role, "content": f"The {role}."} for role in order.split()] for order in orders]
+    strict = "{% if messages[0].role != 'user' %}{{ raise_exception('No.') }}{% endif %}" + CHATML
+    refusing = public("llama", template=strict, ends=(2, 6, 0))
+    for messages in rows:
+        ids, mask = render_conversation({"messages": messages}, ours)
+        assert ids == theirs.apply_chat_template(messages)["input_ids"]
+        learned = ours.decode([id for id, one in zip(ids, mask, strict=True) if one])
+        assert learned == "The assistant.<|im_end|>" * sum(message["role"] == "assistant" for message in messages)
+        _, is_short = fitted_prompt({"messages": messages}, ours, 8, 4)
+        assert is_short
+    for messages in (rows[0], rows[3]):
+        with pytest.raises(TemplateError, match=r"the chat template refuses the conversation: No\."):
+            render_conversation({"messages": messages}, refusing)
+    with pytest.raises(UserError, match="message 1: its role is 'usr', and none of system, developer, user"):
+        render_conversation({"messages": [{"role": "usr", "content": "a"}]}, ours)
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(messages) + "\n" for messages in rows))
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    refusing.save(tokenizer_file("public"))
+    task = json_lines(str(tmp_path / "chats.jsonl"))("train", "public")
+    assert sorted(len(row["messages"]) for row in task) == [3, 3, 3, 4]
+    with pytest.raises(UserError, match=r"chats\.jsonl:1: message 1: its role is 'assistant'"):
+        json_lines(str(tmp_path / "chats.jsonl"))("train")
 
 
 @pytest.mark.parametrize("name", ["chatml", "stripped", "thinking", "marked"])
