@@ -346,3 +346,20 @@ def chat_temperature(manifest: Record) -> float:
     """Return the sampling temperature for chats with a model."""
     # An imported model has no settings of ours, and one of an earlier version lacks these.
     return (manifest["config"] or {}).get("chat_temperature", CHAT_TEMPERATURE)
+
+
+def chat_top_k(manifest: Record) -> int | None:
+    """Return from how many of the likeliest tokens a public model is made to be sampled; None: it does not say."""
+    value = _generation(manifest).get("top_k")
+    return value if type(value) is int and value >= 0 else None
+
+
+def chat_top_p(manifest: Record) -> float | None:
+    """Return the share of the probability from which a public model is made to be sampled; None: it does not say."""
+    value = _generation(manifest).get("top_p")
+    return float(value) if isinstance(value, int | float) and 0 < value <= 1 else None
+
+
+def _generation(manifest: Record) -> Record:
+    """Return the generation_config.json that a public model, or the one before it, came with."""
+    return manifest.get("public", {}).get("generation", {})

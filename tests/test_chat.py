@@ -13,7 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_chats import chat
 
-from nanochat.chat import Piece, Reply, check_conversation, fitted_prompt, parts, render_conversation, render_prompt
+from nanochat.chat import (
+    Piece,
+    Reply,
+    chat_top_k,
+    chat_top_p,
+    check_conversation,
+    fitted_prompt,
+    parts,
+    render_conversation,
+    render_prompt,
+)
 from nanochat.errors import TemplateError
 from nanochat.tokenizer import Tokenizer
 
@@ -199,6 +209,22 @@ def test_half_a_character_is_never_shown(text) -> None:
         assert text.startswith(shown)
     assert shown == text
     assert reply.close() == []
+
+
+GENERATIONS = [
+    ({}, (None, None)),
+    ({"top_k": 20, "top_p": 0.8}, (20, 0.8)),
+    ({"top_k": 0, "top_p": 1}, (0, 1.0)),
+    ({"top_k": "20", "top_p": 2}, (None, None)),
+    ({"top_k": True, "top_p": None}, (None, None)),
+]
+
+
+@pytest.mark.parametrize(("generation", "expected"), GENERATIONS)
+def test_how_a_public_model_is_sampled(generation: dict[str, Any], expected: tuple) -> None:
+    manifest = {"config": {}, "public": {"generation": generation}}
+    assert (chat_top_k(manifest), chat_top_p(manifest)) == expected
+    assert chat_top_k({"config": None}) is None  # trained here
 
 
 def test_a_rendered_answer_is_parsed_back(tokenizer) -> None:
