@@ -119,8 +119,9 @@ def repo_files(
     if not names:
         from huggingface_hub import HfApi, errors, snapshot_download
 
+        reason = refusal("")
         try:
-            if reason := refusal(""):
+            if reason:
                 names = _names_below(
                     Path(snapshot_download(repo, repo_type=kind, revision=revision, local_files_only=True))
                 )
