@@ -9,6 +9,7 @@ become
     <|bos|> <|user_start|> question <|user_end|> <|assistant_start|> answer <|assistant_end|>
 
 and a calculator call inside the answer is `<|python_start|> 12*34 <|python_end|> <|output_start|> 408 <|output_end|>`.
+An answer with `"weight": 0`, as OpenAI's files have it, or `"train": false`, as those of axolotl, is not learned.
 """
 
 import codecs
@@ -24,6 +25,7 @@ from nanochat.settings import CHAT_TEMPERATURE
 from nanochat.tokenizer import Tokenizer
 
 ROLES = ("user", "assistant")
+ROLES_OF_TEMPLATES = ("system", "developer", "user", "assistant", "tool")
 # Which may follow a message, unless it calls tools.
 NEXT_ROLES = {
     "system": ("user",),
@@ -31,6 +33,8 @@ NEXT_ROLES = {
     "assistant": ("user",),
     "tool": ("tool", "assistant"),
 }
+
+MARKS = ("weight", "train")  # of a message: 0 or false is not to be learned
 
 
 @dataclass(frozen=True)
@@ -48,22 +52,29 @@ PARTS = {
 }
 
 
-def check_conversation(conversation: Any) -> Conversation:
-    """Return a conversation that a file or a client has; a UserError names the first malformed message, from 1."""
+def check_conversation(conversation: Any, any_order: bool = False) -> Conversation:
+    """Return a conversation that a file or a client has; a UserError names the first malformed message, from 1.
+
+    any_order: who may follow whom is left to the chat template of a public model, which may refuse an order.
+    """
     messages = conversation.get("messages") if isinstance(conversation, dict) else None
     if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
         raise UserError("a conversation has a list `messages` with at least one message")
     due: tuple[str, ...] = ("system", "user")
     for number, message in enumerate(messages, 1):
         role = message.get("role")
-        if role not in due:
+        if any_order:
+            if role not in ROLES_OF_TEMPLATES:
+                raise UserError(f"message {number}: its role is {role!r}, and none of {', '.join(ROLES_OF_TEMPLATES)}")
+        elif role not in due:
             raise UserError(f"message {number}: its role is {role!r} where {due[-1]!r} is due")
         # Only the assistant calls tools, and may say nothing beside.
         kinds = PARTS if role == "assistant" else ("text",)
         calls = message.get("tool_calls") if role == "assistant" else None
         if calls and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
             raise UserError(f"message {number}: its tool_calls are no list of objects")
-        due = ("tool",) if calls else NEXT_ROLES[role]
+        due = ("tool",) if calls else NEXT_ROLES.get(role, ())
+        _check_marks(number, message)
         parts = _parts_of(message)
         if not (isinstance(parts, list) and (parts or calls)) or not all(
             isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str) for part in parts
@@ -72,9 +83,26 @@ def check_conversation(conversation: Any) -> Conversation:
                 f"message {number}: its content is neither a string nor a list of parts with a `text`"
                 f" and a `type` in {', '.join(kinds)}"
             )
-    if messages[-1]["role"] == "system":
+    if messages[-1]["role"] == "system" and not any_order:
         raise UserError("the system message needs a user message after it")
     return conversation
+
+
+def _check_marks(number: int, message: Any) -> None:
+    """Raise a UserError if a message is marked to be learned, or not, in a way that is not obeyed."""
+    for name in MARKS:
+        mark = message.get(name)
+        if mark not in (None, 0, 1):
+            raise UserError(
+                f"message {number}: its {name} is {mark!r}; an answer is learned, 1 or true, or not, 0 or false"
+            )
+    if message.get("train") and message["role"] != "assistant":
+        raise UserError(f"message {number}: it has train: true, and only what the assistant says can be learned")
+
+
+def is_learned(message: Message) -> bool:
+    """Return False for a message that its file marks as not to be learned."""
+    return all(message.get(name) in (None, 1) for name in MARKS)
 
 
 def has_tool_turns(conversation: Conversation) -> bool:
@@ -83,10 +111,11 @@ def has_tool_turns(conversation: Conversation) -> bool:
 
 
 def render_conversation(conversation: Conversation, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Return (ids, mask) for a conversation; the mask is 1 on tokens the assistant writes, else 0."""
-    check_conversation(conversation)
+    """Return (ids, mask) for a conversation; the mask is 1 on tokens the assistant writes and is to learn, else 0."""
+    check_conversation(conversation, any_order=tokenizer.template is not None)
     if tokenizer.template:
-        return tokenizer.template.render(conversation)
+        ids, mask = tokenizer.template.render(conversation)
+        return ids, _without_unlearned(mask, conversation["messages"])
     special = tokenizer.special_tokens
     if "<|user_start|>" not in special:
         raise UserError("the model came without a chat template: bring it in again with --template=chatml, or a file")
@@ -108,7 +137,7 @@ def render_conversation(conversation: Conversation, tokenizer: Tokenizer) -> tup
         messages = [joined, *rest]
     for message in messages:
         role = message["role"]
-        is_assistant = role == "assistant"
+        learns = role == "assistant" and is_learned(message)
         add([special[f"<|{role}_start|>"]], learned=False)
         for part in _parts_of(message):
             # Each part is tokenized alone: no token spans two parts.
@@ -116,15 +145,32 @@ def render_conversation(conversation: Conversation, tokenizer: Tokenizer) -> tup
             tokens = tokenizer.encode(part["text"])
             if kind.marker:
                 tokens = [special[f"<|{kind.marker}_start|>"], *tokens, special[f"<|{kind.marker}_end|>"]]
-            add(tokens, is_assistant and kind.is_learned)
+            add(tokens, learns and kind.is_learned)
         # The model has to learn to end an answer.
-        add([special[f"<|{role}_end|>"]], is_assistant)
+        add([special[f"<|{role}_end|>"]], learns)
     return ids, mask
+
+
+def _without_unlearned(mask: list[int], messages: Sequence[Message]) -> list[int]:
+    """Return the mask of a chat template without the answers that are not to be learned.
+
+    A template writes the name of a role before each answer: the answers are the runs of ones, in order.
+    """
+    answers = [is_learned(message) for message in messages if message["role"] == "assistant"]
+    if all(answers):
+        return mask
+    runs = [list(run) for _, run in groupby(mask)]
+    if sum(run[0] for run in runs) != len(answers):
+        raise TemplateError(
+            "it cannot be found in the chat template which answers are those that are not to be learned"
+        )
+    learned = iter(answers)
+    return [bit for run in runs for bit in ([int(next(learned))] * len(run) if run[0] else run)]
 
 
 def render_prompt(conversation: Conversation, tokenizer: Tokenizer) -> list[int]:
     """Return the ids up to `<|assistant_start|>`, included; a final assistant message is left out."""
-    check_conversation(conversation)
+    check_conversation(conversation, any_order=tokenizer.template is not None)
     messages = conversation["messages"]
     # Evaluations pass the reference answer along.
     if messages[-1]["role"] == "assistant":
@@ -137,7 +183,7 @@ def render_prompt(conversation: Conversation, tokenizer: Tokenizer) -> list[int]
 
 def render_text(conversation: Conversation, tokenizer: Tokenizer) -> list[int]:
     """Return the ids for a base model, which knows no conversations: it continues the last message."""
-    check_conversation(conversation)
+    check_conversation(conversation, any_order=tokenizer.template is not None)
     return tokenizer.begin(text_of(conversation["messages"][-1]))
 
 
@@ -157,7 +203,7 @@ def fitted_prompt(
     first = int(_has_system(messages))  # the oldest message that may go, a user message
     while len(ids) > room:
         questions = [number for number, message in enumerate(messages) if message["role"] == "user"]
-        if len(questions) == 1:
+        if len(questions) <= 1:
             break
         del messages[first : questions[1]]
         ids = render_prompt({**conversation, "messages": messages}, tokenizer)
@@ -182,7 +228,7 @@ def _with_end_of_question(conversation: Conversation, tokenizer: Tokenizer, room
 
 
 def _has_system(messages: list[Message]) -> bool:
-    return messages[0].get("role") == "system"
+    return messages[0].get("role") in ("system", "developer")
 
 
 def _parts_of(message: Message) -> list[Part]:
@@ -190,6 +236,15 @@ def _parts_of(message: Message) -> list[Part]:
     if content is None:  # beside calls of tools
         return []
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def as_messages(value: Any, role: str) -> list[Any]:
+    """Return a text in a file as one message of a role, and a list of messages as it is."""
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    if not isinstance(value, list):
+        raise UserError(f"what the {role} says is neither a text nor a list of messages: {value!r}"[:200])
+    return value
 
 
 def text_of(message: Message) -> str:
@@ -293,3 +348,20 @@ def chat_temperature(manifest: Record) -> float:
     """Return the sampling temperature for chats with a model."""
     # An imported model has no settings of ours, and one of an earlier version lacks these.
     return (manifest["config"] or {}).get("chat_temperature", CHAT_TEMPERATURE)
+
+
+def chat_top_k(manifest: Record) -> int | None:
+    """Return from how many of the likeliest tokens a public model is made to be sampled; None: it does not say."""
+    value = _generation(manifest).get("top_k")
+    return value if type(value) is int and value >= 0 else None
+
+
+def chat_top_p(manifest: Record) -> float | None:
+    """Return the share of the probability from which a public model is made to be sampled; None: it does not say."""
+    value = _generation(manifest).get("top_p")
+    return float(value) if isinstance(value, int | float) and 0 < value <= 1 else None
+
+
+def _generation(manifest: Record) -> Record:
+    """Return the generation_config.json that a public model, or the one before it, came with."""
+    return manifest.get("public", {}).get("generation", {})

@@ -29,6 +29,8 @@ class Message(TypedDict):
     role: str  # system, user, assistant or tool
     content: str | list[Part]
     tool_calls: NotRequired[list[Record]]  # of the assistant; the content may be missing then
+    weight: NotRequired[int]  # 0: not to be learned, as files for OpenAI say it
+    train: NotRequired[bool]  # False: not to be learned, as files for axolotl say it
 
 
 class Conversation(TypedDict):

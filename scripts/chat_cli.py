@@ -9,7 +9,7 @@ from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from typing import Literal
 
-from nanochat.config import option, options, run_script
+from nanochat.config import Count, option, options, run_script
 from nanochat.errors import UserError
 from nanochat.log import print0
 from nanochat.paths import base_dir
@@ -32,14 +32,25 @@ class Config(SamplingSettings, DeviceSettings, ModelChoice):
     temperature: float | None = option(  # ty: ignore[incompatible-attribute-override]  # the group has no None
         None, "sampling temperature, 0: greedy (default: the model's own)"
     )
+    top_k: Count | None = option(  # ty: ignore[incompatible-attribute-override]  # the group has no None
+        None, "sample from the k most likely tokens, 0: all (default: a public model's own, or 50)", short="-k"
+    )
+    top_p: float | None = option(  # ty: ignore[incompatible-attribute-override]  # the group has no None
+        None,
+        "nucleus sampling: the smallest set of tokens whose probabilities sum to top_p (default: a public model's own, "
+        "or 1)",
+        below=float("inf"),  # 1 is one too, see below
+    )
 
     def __post_init__(self) -> None:
         if self.prompt == "":
             raise UserError("--prompt is empty: give a message, or leave the option out to chat")
+        if self.top_p is not None and not self.top_p <= 1:
+            raise UserError(f"--top-p has to be at most 1, not {self.top_p}")
 
 
 def main(config: Config) -> None:
-    from nanochat.chat import chat_temperature, suggestions
+    from nanochat.chat import chat_temperature, chat_top_k, chat_top_p, suggestions
     from nanochat.engine import Engine, Request
     from nanochat.models import load_chosen, trained
     from nanochat.runtime import setup
@@ -56,12 +67,15 @@ def main(config: Config) -> None:
     with messages, setup(config.device_type, config.dtype) as runtime:
         model, tokenizer, checkpoint = load_chosen(replace(config, source=source, tag=tag), runtime)
         is_base = source == "base"
+        own_k, own_p = chat_top_k(checkpoint.manifest), chat_top_p(checkpoint.manifest)
+        top_k = own_k if config.top_k is None else config.top_k
+        top_p = own_p if config.top_p is None else config.top_p
         settings = Request(
             tokens=(),  # of each prompt
             max_new_tokens=config.max_new_tokens,
             temperature=chat_temperature(checkpoint.manifest) if config.temperature is None else config.temperature,
-            top_k=config.top_k,
-            top_p=config.top_p,
+            top_k=SamplingSettings.top_k if top_k is None else top_k,
+            top_p=SamplingSettings.top_p if top_p is None else top_p,
             seed=config.seed,
             stop=frozenset(tokenizer.text_ends) if is_base else None,
         )

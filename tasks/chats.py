@@ -6,13 +6,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from nanochat.chat import check_conversation, messages
+from nanochat.chat import as_messages, check_conversation, messages
 from nanochat.data.corpus import learned_text, parse_data, shard_files, source_name
 from nanochat.data.documents import by_size, documents, text_files
 from nanochat.errors import UserError
 from nanochat.log import Record
-from nanochat.paths import read_jsonl
+from nanochat.paths import read_jsonl, tokenizer_file
 from nanochat.protocols import Conversation, Message
+from nanochat.tokenizer import Tokenizer
 from tasks.common import TRAIN, DataSet, Task
 
 # A piece of a text, with the blanks before it: to the end of a sentence; else to a blank; else any characters.
@@ -20,6 +21,8 @@ PIECE = re.compile(
     r"\s*\S.{20,120}?(?:[.!?…][\"'”’»)_]*(?=\s|$)|[。！？])|\s*\S.{0,120}(?=\s|$)|.{1,120}",
     re.DOTALL,
 )
+# Names of roles in ShareGPT's conversations; others are the same.
+SPEAKERS = {"human": "user", "gpt": "assistant"}
 PASSAGE_BYTES = 300  # a passage ends with the piece that reaches this
 PASSAGES = 20_000  # at most, from each part of the text
 
@@ -34,10 +37,10 @@ class Chat(Task):
 
 
 class JsonLines(Chat):
-    """Files with one conversation per line: {"messages": […]}, perhaps with "tools", or only the message list."""
+    """Files with one conversation per line, {"messages": […]} and perhaps "tools", or in a form of `as_row`."""
 
     def conversation(self, messages: list[Message], tools: list[Record] | None = None) -> Conversation:
-        conversation = super().conversation(messages)
+        conversation: Conversation = {"messages": messages}  # it was checked when it was read
         return {**conversation, "tools": tools} if tools else conversation
 
     def open_rows(self) -> list[list[Any]]:
@@ -47,9 +50,15 @@ class JsonLines(Chat):
         else:
             self.fetch_files()
         rows = []
+        any_order = self._any_order()
         for file in self.files.values():
-            rows += read_jsonl(file, lambda value: _cells(as_row(value)))
+            rows += read_jsonl(file, lambda value: _cells(as_row(value), any_order))
         return rows
+
+    def _any_order(self) -> bool:
+        """Return True if a chat template of a public model decides which message may follow which."""
+        file = tokenizer_file(self.tokenizer)
+        return file.is_file() and Tokenizer.load(file).template is not None
 
 
 class Passages(Chat):
@@ -93,25 +102,53 @@ def json_lines(path: str) -> DataSet:
 
 
 def as_row(value: Record | list[Any]) -> Record:
-    """Return the row in a line of JSON, which may be the list of messages alone."""
+    """Return the row in a line of JSON: an object with `messages`, or in a form of another program.
+
+    That is the list of messages alone; `prompt` and `completion`, each a text or messages, of which the completion is
+    learned; or ShareGPT's `conversations`, whose messages have `from` and `value`.
+    """
     row = {"messages": value} if isinstance(value, list) else value
-    if not isinstance(row, dict) or "messages" not in row:
+    if not isinstance(row, dict):
         raise UserError("no JSON object with `messages`")
-    return row
+    if "messages" in row:
+        return row
+    if "prompt" in row and "completion" in row:
+        others = {name: cell for name, cell in row.items() if name not in ("prompt", "completion")}
+        before = [_unlearned(message) for message in as_messages(row["prompt"], "user")]
+        return {**others, "messages": [*before, *as_messages(row["completion"], "assistant")]}
+    if isinstance(row.get("conversations"), list):
+        others = {name: cell for name, cell in row.items() if name != "conversations"}
+        return {**others, "messages": [_from_sharegpt(message) for message in row["conversations"]]}
+    raise UserError("no JSON object with `messages`, with `prompt` and `completion`, or with `conversations`")
 
 
-def _cells(row: Record) -> list[Any]:
-    """Return the arguments of `Chat.conversation` in a row of a file."""
-    conversation = _checked(row)
+def _unlearned(message: Any) -> Any:
+    """Return a message of a prompt: what the assistant says in it is not learned."""
+    is_answer = isinstance(message, dict) and message.get("role") == "assistant"
+    return {**message, "train": False} if is_answer else message
+
+
+def _from_sharegpt(message: Any) -> Any:
+    """Return a message with `role` and `content`; one that has them already as it is."""
+    if not isinstance(message, dict) or "from" not in message:
+        return message
+    others = {name: cell for name, cell in message.items() if name not in ("from", "value")}
+    speaker = message["from"]
+    return {**others, "role": SPEAKERS.get(str(speaker), speaker), "content": message.get("value")}
+
+
+def _cells(row: Record, any_order: bool) -> list[Any]:
+    """Return the arguments of `JsonLines.conversation` in a row of a file."""
+    conversation = _checked(row, any_order)
     tools = conversation.get("tools")
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise UserError("the tools of a conversation are a list of objects")
     return [conversation["messages"], tools]
 
 
-def _checked(row: Record | Conversation) -> Conversation:
+def _checked(row: Record | Conversation, any_order: bool = False) -> Conversation:
     """Return a row as a conversation that is well formed and has text to learn; UserError names the fault."""
-    conversation = check_conversation(row)
+    conversation = check_conversation(row, any_order)
     # Training needs at least one answer.
     if all(message["role"] != "assistant" for message in conversation["messages"]):
         raise UserError("the assistant says nothing in it that could be learned")

@@ -10,11 +10,12 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class BadHub(LocalServer):
-    """files: path in the data set `some/set`, or owner/name/path → content. Any other file is a 404."""
+    """files: path in the data set or model `some/set`, or owner/name/path → content. Any other file is a 404."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files = files
         self.requests = 0
+        self.listed: list[str] = []  # revision of each listing
         self.starts: list[int] = []  # first byte of each download
         self.cuts: list[int] = []  # bytes after which the next downloads break off
         self.etag = ""  # in place of the content's hash
@@ -41,9 +42,10 @@ class Answers(Handler):
         if self.server.gated:
             self.respond(401, {"X-Error-Code": "GatedRepo", "Content-Length": "0"})
             return
-        path = re.sub(r"^/datasets/([^/]+/[^/]+)/resolve/[^/]+", r"\1", self.path).removeprefix("some/set/")
+        path = re.sub(r"^(?:/datasets)?/([^/]+/[^/]+)/resolve/[^/]+", r"\1", self.path).removeprefix("some/set/")
         content = self.server.files.get(path)
-        if self.path.startswith("/api/datasets/some/set/tree/"):
+        if tree := re.match(r"/api/(?:datasets|models)/some/set/tree/([^/?]+)", self.path):
+            self.server.listed.append(tree[1])
             listed = [{"type": "file", "path": name, "size": 1, "oid": "0"} for name in self.server.files]
             content = json.dumps(listed).encode()
         start = int(self.headers.get("Range", "bytes=0-")[6:-1])

@@ -13,7 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_chats import chat
 
-from nanochat.chat import Piece, Reply, check_conversation, fitted_prompt, parts, render_conversation, render_prompt
+from nanochat.chat import (
+    Piece,
+    Reply,
+    chat_top_k,
+    chat_top_p,
+    check_conversation,
+    fitted_prompt,
+    parts,
+    render_conversation,
+    render_prompt,
+)
 from nanochat.errors import TemplateError
 from nanochat.tokenizer import Tokenizer
 
@@ -54,6 +64,21 @@ def test_ids_and_mask_of_a_conversation(tokenizer) -> None:
     assert conversation == before
     empty = spelled(tokenizer, "[bos][user_start][user_end][assistant_start]", "[assistant_end]")
     assert render_conversation(talk("", ""), tokenizer) == empty
+
+
+def test_an_answer_that_is_marked_is_not_learned(tokenizer) -> None:
+    conversation = talk("how many?", CALCULATION, "there?", "there are 46")
+    ids, mask = render_conversation(conversation, tokenizer)
+    second = ids.index(tokenizer.special_tokens["<|user_end|>"], mask.index(1))  # of the question between the answers
+    first, last = conversation["messages"][1::2]
+    for mark in ({"weight": 0}, {"train": False}, {"weight": 1, "train": False}):
+        first.update(mark)
+        assert render_conversation(conversation, tokenizer) == (ids, [0] * second + mask[second:])
+    for message in conversation["messages"]:
+        message.update(weight=None, train=None)  # files often have the keys in every message
+    last.update(weight=0)
+    first.update(weight=1, train=True)
+    assert render_conversation(conversation, tokenizer) == (ids, mask[:second] + [0] * len(ids[second:]))
 
 
 def test_the_system_message_stands_before_the_first_question_and_a_prompt_ends_with_assistant_start(tokenizer) -> None:
@@ -124,6 +149,9 @@ asked(CALLING, RESULT, QUESTION) | message 4: its role is 'user' where 'assistan
 asked({**CALLING, "tool_calls": "b"}) | message 2: its tool_calls are no list of objects
 asked({**CALLING, "tool_calls": []}) | message 2: CONTENT
 asked(CALLING, {**RESULT, "content": None}) | message 3: CONTENT
+asked({**ANSWER, "weight": 0.5}) | message 2: its weight is 0.5; an answer is learned, 1 or true, or not, 0 or false
+asked({**ANSWER, "train": "no"}) | message 2: its train is 'no'; an answer is learned
+asked(ANSWER, {**QUESTION, "train": True}) | message 3: it has train: true, and only what the assistant says can be
 """
 
 
@@ -181,6 +209,22 @@ def test_half_a_character_is_never_shown(text) -> None:
         assert text.startswith(shown)
     assert shown == text
     assert reply.close() == []
+
+
+GENERATIONS = [
+    ({}, (None, None)),
+    ({"top_k": 20, "top_p": 0.8}, (20, 0.8)),
+    ({"top_k": 0, "top_p": 1}, (0, 1.0)),
+    ({"top_k": "20", "top_p": 2}, (None, None)),
+    ({"top_k": True, "top_p": None}, (None, None)),
+]
+
+
+@pytest.mark.parametrize(("generation", "expected"), GENERATIONS)
+def test_how_a_public_model_is_sampled(generation: dict[str, Any], expected: tuple) -> None:
+    manifest = {"config": {}, "public": {"generation": generation}}
+    assert (chat_top_k(manifest), chat_top_p(manifest)) == expected
+    assert chat_top_k({"config": None}) is None  # trained here
 
 
 def test_a_rendered_answer_is_parsed_back(tokenizer) -> None:

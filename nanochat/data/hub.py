@@ -108,21 +108,35 @@ def _show_progress(downloads: Sequence[Future[Path]]) -> None:
         progress.update(text, number / len(downloads))
 
 
-def repo_files(repo: str, suffixes: Sequence[str], kind: Kind = "dataset") -> list[HubFile]:
-    """Return the files of a repository with one of the suffixes: those in a mirror, or else all that the hub lists."""
-    folder = (mirror() or base_dir()) / f"{kind}s" / repo
-    names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
-    if not names:
-        if reason := refusal(""):
-            raise HubError(f"the {SPOKEN[kind]} {repo} is not on this machine; {reason}")
-        from huggingface_hub import HfApi, errors
+def repo_files(
+    repo: str, suffixes: Sequence[str], kind: Kind = "dataset", revision: str | None = None
+) -> list[HubFile]:
+    """Return the files of a repository with one of the suffixes.
 
-        _distrust_answers()
+    They are those in a mirror, or else all that the hub lists, or, where it cannot be asked, those in its cache.
+    """
+    names = _names_below((mirror() or base_dir()) / f"{kind}s" / repo)
+    if not names:
+        from huggingface_hub import HfApi, errors, snapshot_download
+
+        reason = refusal("")
         try:
-            names = HfApi().list_repo_files(repo, repo_type=kind)
+            if reason:
+                names = _names_below(
+                    Path(snapshot_download(repo, repo_type=kind, revision=revision, local_files_only=True))
+                )
+            else:
+                _distrust_answers()
+                names = HfApi().list_repo_files(repo, repo_type=kind, revision=revision)
+        except errors.LocalEntryNotFoundError:
+            raise HubError(f"the {SPOKEN[kind]} {repo} is not on this machine; {reason}") from None
         except (errors.HfHubHTTPError, errors.HFValidationError) as error:
             raise HubError(f"the {SPOKEN[kind]} {repo}: {str(error).partition(chr(10))[0]}") from None
-    return [HubFile(name, repo, kind=kind) for name in sorted(names) if name.endswith(tuple(suffixes))]
+    return [HubFile(name, repo, revision, kind) for name in sorted(names) if name.endswith(tuple(suffixes))]
+
+
+def _names_below(folder: Path) -> list[str]:
+    return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
 
 
 def refusal(server: str) -> str:

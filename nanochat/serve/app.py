@@ -34,7 +34,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from nanochat.chat import chat_temperature, suggestions
+from nanochat.chat import chat_temperature, chat_top_k, chat_top_p, suggestions
 from nanochat.config import stop_signals
 from nanochat.engine import Engine
 from nanochat.errors import UserError
@@ -192,6 +192,8 @@ class Service:
             "is_base": self.served.is_base,
             "suggestions": self.served.suggestions,
         }
+        if self.served.top_k is not None:
+            model["top_k"] = self.served.top_k
         return JSONResponse({"object": "list", "data": [model]})
 
     async def answer(self, parse: Callable[[bytes, ServedModel], ApiRequest], request: Request) -> Response:
@@ -329,6 +331,8 @@ def open_engines(choice: ModelChoice, runtime: Runtime, slots: int) -> tuple[Ser
         tokenizer=tokenizer,
         context=model.config.max_seq_len,
         temperature=chat_temperature(checkpoint.manifest),
+        top_k=chat_top_k(checkpoint.manifest),
+        top_p=chat_top_p(checkpoint.manifest) or 1.0,
         is_base=is_base,
         suggestions=suggestions(checkpoint.manifest, is_base),
     )

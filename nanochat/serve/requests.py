@@ -46,13 +46,16 @@ class ApiError(HTTPException):
 class ServedModel:
     """The model behind the server. context: tokens in a prompt and a sample together. is_base: see `render_text`.
 
-    temperature and suggestions are for the page, see nanochat.chat: programs choose their own.
+    temperature and suggestions are for the page, see nanochat.chat: programs choose their own. top_k and top_p are a
+    public model's, for whoever gives none.
     """
 
     name: str
     tokenizer: Tokenizer
     context: int
     temperature: float = CHAT_TEMPERATURE
+    top_k: int | None = None  # None: 0 for programs, and the page has its own
+    top_p: float = 1.0
     is_base: bool = False
     suggestions: Sequence[str] = ()
 
@@ -101,8 +104,9 @@ class CommonFields(BaseModel):
 
     model: str = ""
     temperature: float = Field(1.0, ge=0, le=2)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: NonNegativeInt = 0  # not OpenAI's, but known from other servers
+    # None: the model's own, or all tokens.
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: NonNegativeInt | None = None  # not OpenAI's, but known from other servers
     seed: int = Field(default_factory=lambda: secrets.randbits(32))
     n: int = Field(1, ge=1, le=128)
     stop: Annotated[list[StopText], BeforeValidator(in_list)] = Field([], max_length=4)
@@ -168,7 +172,8 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
     if messages[-1]["role"] == "assistant":
         raise ApiError(400, "the last message has to be the user's", "messages")
     try:
-        conversation = check_conversation({"messages": messages})  # user and assistant must take turns
+        # User and assistant must take turns, unless a template of a public model has the say.
+        conversation = check_conversation({"messages": messages}, any_order=served.tokenizer.template is not None)
         tokens = (render_text if served.is_base else render_prompt)(conversation, served.tokenizer)
     except UserError as error:
         raise ApiError(400, str(error), "messages") from None
@@ -221,12 +226,13 @@ def engine_request(
     if len(tokens) >= served.context:
         sentence = f"the prompt has {len(tokens)} tokens, prompt and answer must fit into {served.context}"
         raise ApiError(400, sentence, field, "context_length_exceeded")
+    top_k = fields.top_k if fields.top_k is not None else served.top_k or 0
     return Request(
         tokens,
         max_tokens,
         temperature=fields.temperature,
-        top_k=min(fields.top_k, served.tokenizer.vocab_size),
-        top_p=fields.top_p,
+        top_k=min(top_k, served.tokenizer.vocab_size),
+        top_p=served.top_p if fields.top_p is None else fields.top_p,
         seed=fields.seed % 2**64,  # clients send any integer
         stop=stop,
         n=fields.n,

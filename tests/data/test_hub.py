@@ -152,6 +152,21 @@ def test_the_files_of_a_set_are_those_of_the_mirror_or_those_that_the_hub_lists(
     assert refusal(A) == (f"1 of 1 files are not available: {A} (not on this machine; {page}, or run `hf auth login`)")
 
 
+def test_a_revision_is_listed_and_without_a_network_the_cache_is(server, monkeypatch) -> None:
+    pinned = HubFile("a.bin", "some/set", COMMIT)
+    assert hub.repo_files("some/set", ["a.bin"], revision=COMMIT) == [pinned]
+    assert hub.repo_files("some/set", ["a.bin"]) == [A]
+    assert server.listed == [COMMIT, "main"]
+    places = hub.fetch([A, DEEP])
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert hub.repo_files("some/set", [".bin"]) == [A, DEEP]
+    assert hub.repo_files("some/set", ["a.bin"], revision=COMMIT) == [pinned]
+    assert hub.fetch(hub.repo_files("some/set", [".bin"])) == places
+    for repo, revision in (("some/set", "9" * 40), ("other/set", None)):
+        with pytest.raises(HubError, match=f"the data set {repo} is not on this machine; downloads are switched off"):
+            hub.repo_files(repo, [".bin"], revision=revision)
+
+
 @pytest.mark.parametrize("etag", ["../../../../planted", "0" * 64, "0" * 40])  # the last are a SHA-256, and git's
 def test_a_server_that_lies_leaves_no_file(etag, server, tmp_path) -> None:
     server.etag = etag

@@ -57,6 +57,16 @@ def test_defaults_and_a_base_model() -> None:
         assert list(request.prompts[0].tokens) == [ID["<|bos|>"], *b"hi"]
 
 
+def test_a_public_model_is_sampled_as_it_was_made_for() -> None:
+    """Unless the client says otherwise; other models have all tokens."""
+    public = replace(SERVED, top_k=20, top_p=0.8)
+    rows = [({}, SERVED, (0, 1.0)), ({}, public, (20, 0.8)), ({"top_k": 0, "top_p": 1}, public, (0, 1.0))]
+    for fields, served, expected in rows:
+        body = json.dumps({"messages": HI, **fields}).encode()
+        [prompt] = parse_chat(body, served).prompts
+        assert (prompt.top_k, prompt.top_p) == expected
+
+
 def test_prompts_of_all_kinds() -> None:
     bos, hi = ID["<|bos|>"], list(b"hi")
     for prompt, rows, added in [

@@ -257,11 +257,41 @@ def test_both_forms_of_a_line_and_several_files_are_read(tmp_path) -> None:
         assert len(task.hashes()) == len(numbers)
 
 
+def test_forms_of_other_programs_are_read(tmp_path) -> None:
+    question, answer = chat(1)["messages"]
+    sharegpt = [{"from": "system", "value": "S"}, {"from": "human", "value": "1?"}, {"from": "gpt", "value": "2"}]
+    marked = [*sharegpt[:2], {**sharegpt[2], "weight": 0}]
+    earlier = {"role": "assistant", "content": "So?"}
+    rows = [
+        {"prompt": question["content"], "completion": answer["content"]},
+        {"prompt": [question, earlier, question], "completion": [answer], "tools": [{"name": "f"}]},
+        {"conversations": sharegpt, "id": 7},
+        {"conversations": marked},
+        {"conversations": [question, answer]},
+    ]
+    write_lines(tmp_path / "my.jsonl", *rows)
+    spoken = [{"role": "system", "content": "S"}, {"role": "user", "content": "1?"}]
+    expected = [
+        chat(1),
+        {"messages": [question, {**earlier, "train": False}, question, answer], "tools": [{"name": "f"}]},
+        {"messages": [*spoken, {"role": "assistant", "content": "2"}]},
+        {"messages": [*spoken, {"role": "assistant", "content": "2", "weight": 0}]},
+        chat(1),
+    ]
+    task = json_lines(str(tmp_path / "my.jsonl"))("train")
+    shown = [json.dumps(row, sort_keys=True) for row in task]
+    assert sorted(shown) == sorted(json.dumps(row, sort_keys=True) for row in expected)
+
+
 FAULTS = [
     ("{", "Expecting property name"),
     ({"messages": []}, "a conversation has a list `messages`"),
     (chat(1)["messages"][:1], "the assistant says nothing in it that could be learned"),
     (chat(1)["messages"][::-1], "message 1: its role is 'assistant'"),
+    ({"prompt": "1?"}, "no JSON object with `messages`, with `prompt` and `completion`, or with `conversations`"),
+    ({"prompt": 1, "completion": "2"}, "what the user says is neither a text nor a list of messages: 1"),
+    ({"conversations": [{"from": "human"}]}, "message 1: its content is neither"),
+    ({"conversations": [{"from": "fox", "value": "1"}]}, "message 1: its role is 'fox'"),
 ]
 
 

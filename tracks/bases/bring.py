@@ -65,8 +65,9 @@ def main(config: Config) -> None:
     outcome.artifacts = source.hashes()
     stage = MODELS[config.source or ("sft" if source.has_template else "base")]
     shape = source.config
-    # As its maker samples.
-    temperature = source.generation.get("temperature")
+    # As its maker samples; nanochat.chat reads top_k and top_p.
+    greedy = source.generation.get("do_sample") is False
+    temperature = 0.0 if greedy else source.generation.get("temperature")
     chosen = {"chat_temperature": temperature} if isinstance(temperature, int | float) and temperature >= 0 else {}
     record = {
         "stage": stage,

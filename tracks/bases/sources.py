@@ -91,10 +91,14 @@ def download(name: str) -> Path:
     name: OWNER/NAME, or OWNER/NAME@REVISION.
     """
     repo, _, revision = name.partition("@")
-    found = repo_files(repo, (".safetensors", ".json", ".jinja", "README.md"), kind="model")
-    files = [replace(file, revision=revision or None) for file in found if "/" not in file.path]  # no other forms of it
-    if not any(file.path == "config.json" for file in files):
+    found = repo_files(repo, (".safetensors", ".json", ".jinja", "README.md"), kind="model", revision=revision or None)
+    files = [file for file in found if "/" not in file.path]  # no other forms of it
+    configs = [file for file in files if file.path == "config.json"]
+    if not configs:
         raise UserError(f"hub:{name} has no config.json: it is not a model that `transformers` reads")
+    # What cannot be read is refused before its weights are downloaded.
+    for config in fetch(configs):
+        _about(config.parent, read_config, _json(config) or {})
     folders = {path.parent for path in fetch(files)}
     if len(folders) > 1:
         raise UserError(f"files of hub:{name} on this machine are of several revisions: name one, hub:{repo}@REVISION")

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from nanochat.chat import check_conversation, render_conversation, render_prompt
+from nanochat.chat import as_messages, check_conversation, is_learned, render_conversation, render_prompt
 from nanochat.checkpoint import MODEL
 from nanochat.errors import UserError
 from nanochat.gpt import GPT
@@ -59,18 +59,36 @@ def read_pairs(names: str) -> list[Pair]:
 
 
 def as_pair(record: Record) -> Pair:
-    """Return the pair in a JSON record: prompt is a text or messages, both answers are texts or lists of parts."""
-    for name in ("prompt", *SIDES):
+    """Return the pair in a JSON record.
+
+    prompt is a text or messages. Both answers are texts, lists of parts, or lists of messages, of which the last is the
+    answer. Where these begin with the question, what both have in common is the prompt, and `prompt` is not read.
+    """
+    for name in SIDES:
         if name not in record:
             raise UserError(f"a pair has prompt, chosen and rejected, and {name} is missing")
-    prompt = record["prompt"]
-    if isinstance(prompt, str):
-        prompt = [{"role": "user", "content": prompt}]
-    answers = [{"role": "assistant", "content": record[side]} for side in SIDES]
-    pair = [check_conversation({"messages": [*prompt, answer]}) for answer in answers]
-    if pair[0] == pair[1]:
+    found = [_messages_of(record[side]) for side in SIDES]
+    prompt = []
+    if any(messages[0]["role"] == "assistant" for messages in found):
+        if "prompt" not in record:
+            raise UserError("a pair has prompt, chosen and rejected, and prompt is missing")
+        prompt = as_messages(record["prompt"], "user")
+    pair = [check_conversation({"messages": [*prompt, *messages]}) for messages in found]
+    if pair[0]["messages"][:-1] != pair[1]["messages"][:-1]:
+        raise UserError("chosen and rejected differ before their last message, and only that may differ")
+    answers = [conversation["messages"][-1] for conversation in pair]
+    if any(answer["role"] != "assistant" or not is_learned(answer) for answer in answers):
+        raise UserError("chosen and rejected have to end with what the assistant says, and is to learn")
+    if answers[0] == answers[1]:
         raise UserError("chosen and rejected are equal")
     return pair
+
+
+def _messages_of(answer: Any) -> list[Any]:
+    """Return an answer, as a text, parts or messages, as messages."""
+    if isinstance(answer, list) and answer and all(isinstance(one, dict) and "role" in one for one in answer):
+        return answer
+    return [{"role": "assistant", "content": answer}]
 
 
 # ---- pairs from sampled answers ----

@@ -64,6 +64,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     home = Home(tmp_path_factory.mktemp("bases"))
     for case in CASES:
         save_folder(case, home.folder / case)
+        if case == "qwen3":
+            generation = home.folder / case / "generation_config.json"
+            before = read_json(generation) if generation.exists() else {}
+            generation.write_text(
+                json.dumps(before | {"do_sample": False, "temperature": 0.7, "top_k": 1, "top_p": 0.9})
+            )
         said = home.bring(case, f"--tag={case}").done()
         assert f" is {home.base / 'chat_sft' / case}\n" in said
         assert "import: chat template: its own\n" in said
@@ -81,6 +87,15 @@ def test_the_manifest(home: Home) -> None:
     assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= set(public["files"])
     assert manifest["model"]["kind"] == "public"
     assert manifest["parent"] is None
+    assert manifest["config"]["chat_temperature"] == 0  # its maker does not sample
+
+
+def test_the_likeliest_tokens_are_those_of_its_maker(home: Home) -> None:
+    """One, here, unless a flag says another number."""
+    asked = ("scripts.chat_cli", "--tag=qwen3", "--prompt=Who?", "--max-new-tokens=20")
+    flags = ((), ("-t=1",), ("-t=1", "--top-k=0", "--top-p=1"))
+    greedy, one, more = (home.run(*asked, *chosen).done() for chosen in flags)
+    assert greedy == one != more
 
 
 def test_the_report_card(home: Home) -> None:
@@ -194,7 +209,8 @@ def test_the_server(home: Home, case: str) -> None:
     """An answer in one piece and as a stream are the same, and end where the template ends a turn."""
     asked = {"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 12, "temperature": 0, "seed": 1}
     with serving(home.base, tag=case) as server:
-        assert [model["id"] for model in server.http.get("/v1/models").json()["data"]] == [f"nanochat-{case}-sft"]
+        [model] = server.http.get("/v1/models").json()["data"]
+        assert (model["id"], model.get("top_k")) == (f"nanochat-{case}-sft", {"qwen3": 1}.get(case))
         whole = server.http.post("/v1/chat/completions", json=asked).json()
         lines = server.http.post("/v1/chat/completions", json={**asked, "stream": True}).text.splitlines()
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]

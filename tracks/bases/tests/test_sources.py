@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from bad_hub import BadHub
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from nanochat.errors import UserError
@@ -330,3 +332,20 @@ def test_a_model_of_the_hub(saved: Path, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UserError, match="the model someone/other"):
         open_source("hub:someone/other")
+
+
+def test_a_model_that_cannot_be_read_is_refused_before_its_weights_are_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = json.dumps({"architectures": ["GPT2LMHeadModel"]}).encode()
+    with BadHub({"config.json": config, "model.safetensors": b"w" * 1000, "tokenizer.json": b"{}"}) as server:
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.address + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        monkeypatch.setattr(constants, "ENDPOINT", server.address)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.delenv("NANOCHAT_HUB", raising=False)
+        with pytest.raises(UserError, match="its architecture is GPT2LMHeadModel: only"):
+            open_source("hub:some/set")
+    assert [path.name for path in tmp_path.glob("*/snapshots/*/*")] == ["config.json"]

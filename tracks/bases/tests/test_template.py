@@ -2,14 +2,17 @@
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers
 from tokenizers import AddedToken, Tokenizer
 
-from nanochat.chat import render_conversation, render_prompt
+from nanochat.chat import fitted_prompt, render_conversation, render_prompt
 from nanochat.errors import TemplateError, UserError
+from nanochat.paths import tokenizer_file
+from tasks.chats import json_lines
 from tracks.bases.template import BEGIN, BREAK, END, JinjaTemplate
 from tracks.bases.tests.public_models import CHATML, TEXT, tokenizer_for
 from tracks.bases.tests.test_tokenizer import public
@@ -172,6 +175,62 @@ def test_a_special_token_of_one_letter_is_not_to_be_typed() -> None:
     assert [special[id] for id in ids if id in special] == ["→"]  # the template's
     learned = [id for id, one in zip(ids, mask, strict=True) if one]
     assert learned == [*ours.encode(said), 2]
+
+
+def test_the_template_decides_who_may_follow_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where ours has one order alone; a template that has one too refuses, and files are read all the same."""
+    ours, theirs = public("llama", template=CHATML, ends=(2, 6, 0)), theirs_with(CHATML)
+    orders = [
+        "assistant user assistant",
+        "user user assistant",
+        "user system user assistant",
+        "developer user assistant",
+    ]
+    rows = [[{"role": role, "content": f"The {role}."} for role in order.split()] for order in orders]
+    strict = "{% if messages[0].role != 'user' %}{{ raise_exception('No.') }}{% endif %}" + CHATML
+    refusing = public("llama", template=strict, ends=(2, 6, 0))
+    for messages in rows:
+        ids, mask = render_conversation({"messages": messages}, ours)
+        assert ids == theirs.apply_chat_template(messages)["input_ids"]
+        learned = ours.decode([id for id, one in zip(ids, mask, strict=True) if one])
+        assert learned == "The assistant.<|im_end|>" * sum(message["role"] == "assistant" for message in messages)
+        _, is_short = fitted_prompt({"messages": messages}, ours, 8, 4)
+        assert is_short
+    for messages in (rows[0], rows[3]):
+        with pytest.raises(TemplateError, match=r"the chat template refuses the conversation: No\."):
+            render_conversation({"messages": messages}, refusing)
+    with pytest.raises(UserError, match="message 1: its role is 'usr', and none of system, developer, user"):
+        render_conversation({"messages": [{"role": "usr", "content": "a"}]}, ours)
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(messages) + "\n" for messages in rows))
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    refusing.save(tokenizer_file("public"))
+    task = json_lines(str(tmp_path / "chats.jsonl"))("train", "public")
+    assert sorted(len(row["messages"]) for row in task) == [3, 3, 3, 4]
+    with pytest.raises(UserError, match=r"chats\.jsonl:1: message 1: its role is 'assistant'"):
+        json_lines(str(tmp_path / "chats.jsonl"))("train")
+
+
+@pytest.mark.parametrize("name", ["chatml", "stripped", "thinking", "marked"])
+def test_an_answer_that_is_marked_is_not_learned(name: str) -> None:
+    """The others are learned as before; where a template writes two answers as one, that is said."""
+    ours = public("llama", template=TEMPLATES[name], ends=(2, 6, 0))
+    said = [("user", "The fox?"), ("assistant", "Yes."), ("user", "The dog?"), ("assistant", "No."), ("user", "!")]
+    messages: list[Any] = [{"role": role, "content": text} for role, text in [*said, ("assistant", "Good.")]]
+    ids, mask = render_conversation({"messages": messages}, ours)
+    for number, text in ((1, "Yes."), (3, "No."), (5, "Good.")):
+        marked = [*messages]
+        marked[number] = {**messages[number], "weight": 0}
+        same, less = render_conversation({"messages": marked}, ours)
+        assert same == ids
+        dropped = ours.decode([id for id, one, other in zip(ids, mask, less, strict=True) if one != other])
+        assert text in dropped
+        assert len(dropped) < len(text) + 40
+        assert sum(less) < sum(mask)
+    joined = "{% for message in messages %}{% generation %}{{ message.content }}{% endgeneration %}{% endfor %}"
+    ours = public("llama", template=joined)
+    render_conversation({"messages": messages}, ours)
+    with pytest.raises(TemplateError, match="which answers are those that are not to be learned"):
+        render_conversation({"messages": marked}, ours)
 
 
 @pytest.mark.parametrize("case", ["llama", "gemma3"])

@@ -57,7 +57,11 @@ FAULTS = """
 {"prompt": "a", "chosen": "b", "rejected": "b"} | chosen and rejected are equal
 {"prompt": "a", "chosen": "b", "rejected": 3} | message 2: its content is neither a string nor a list
 {"prompt": [], "chosen": "b", "rejected": "c"} | message 1: its role is 'assistant' where 'user' is due
-{"prompt": 3, "chosen": "b", "rejected": "c"} | Value after *
+{"prompt": 3, "chosen": "b", "rejected": "c"} | what the user says is neither a text nor a list of messages: 3
+{"chosen": "b", "rejected": "c"} | a pair has prompt, chosen and rejected, and prompt is missing
+{"chosen": [{"role": "user", "content": "a"}], "rejected": [{"role": "user", "content": "a"}]} | chosen and rejected
+{"chosen": [{"role": "user", "content": "a"}], "rejected": [{"role": "assistant", "content": "b"}]} | a pair has prompt
+{"prompt": "a", "chosen": [{"role": "assistant", "content": "b", "weight": 0}], "rejected": "c"} | chosen and
 { | Expecting property name
 """
 
@@ -68,6 +72,21 @@ def test_a_faulty_pair_is_named(line, fault, tmp_path) -> None:
     path.write_text(f"{json.dumps(a_pair(1))}\n{line}\n")
     with pytest.raises(ValueError, match=re.escape(f"{path}:2: {fault}")):
         read_pairs(str(path))
+
+
+def test_pairs_of_other_programs() -> None:
+    """Answers as lists of messages, with the prompt beside them, in them, or both."""
+    before = [{"role": "system", "content": "S"}, {"role": "user", "content": "How many?"}]
+    sides = {name: [{"role": "assistant", "content": text}] for name, text in (("chosen", "46"), ("rejected", "47"))}
+    whole = {name: [*before, *answer] for name, answer in sides.items()}
+    texts = {name: answer[0]["content"] for name, answer in sides.items()}
+    expected = as_pair({"prompt": before, **texts})
+    assert (
+        as_pair({"prompt": before, **sides}) == as_pair(whole) == as_pair({"prompt": "How many?", **whole}) == expected
+    )
+    assert as_pair({"prompt": "How many?", **sides}) == as_pair({"prompt": "How many?", **texts})
+    with pytest.raises(ValueError, match="chosen and rejected differ before their last message"):
+        as_pair({**whole, "rejected": whole["rejected"][1:]})
 
 
 def test_samples_become_pairs_that_render_to_their_tokens(here, base, tmp_path) -> None:
