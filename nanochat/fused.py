@@ -129,7 +129,9 @@ def pack(model: GPT) -> GPT:
             own = model.head_module if name == "head" else model.get_submodule(name)  # a tied table is the head
             assert isinstance(own, nn.Linear | Int8)
             is_int8 = isinstance(own, Int8)
-            packed.set_submodule(name, PackedInt8Linear([own]) if is_int8 else PackedLinear(own.weight.detach, dtype))
+            packed.set_submodule(
+                name, PackedInt8Linear([own], dtype) if is_int8 else PackedLinear(own.weight.detach, dtype)
+            )
         elif isinstance(module, nn.Embedding) and isinstance(own := model.get_submodule(name), Int8Embedding):
             packed.set_submodule(name, own)
     packed.to_empty(device=device)  # most layers were replaced before they took memory
@@ -158,7 +160,7 @@ def _pack_attention(attention: Attention, source: Attention, dtype: torch.dtype)
         rotated.copy_(rotated.unflatten(1, (2, -1)).mT.flatten(1))  # channel i pairs with i + half of the rotated ones
     rounded = [layer for layer in layers if isinstance(layer, Int8Linear)]
     if len(rounded) == len(layers):
-        attention.qkv = PackedInt8Linear(rounded, order.flatten())
+        attention.qkv = PackedInt8Linear(rounded, dtype, order.flatten())
     else:
         attention.qkv = PackedLinear(
             lambda: torch.cat([layer.active_weight for layer in layers]).detach()[order.flatten()], dtype

@@ -17,13 +17,6 @@ def amx_is_broken() -> bool:
     Not about text: it is here because Python cannot read such properties.
     """
 
-def int8_product(x: np.ndarray, weights: np.ndarray, scales: np.ndarray, out: np.ndarray, threads: int = 0) -> None:
-    """Multiply (rows, columns) float32 by (outputs, columns) int8 and a scale of each output, into (outputs, rows).
-
-    Not about text either: for few rows it is faster than PyTorch's products. All arrays are contiguous. A row's bits
-    depend neither on the other rows nor on the threads.
-    """
-
 def train(
     source: Iterable[str] | Iterable[Any],
     vocab_size: int,

@@ -7,10 +7,16 @@ from models import CONFIGS, lively, tokens
 from torch import Tensor
 from torch.testing import assert_close
 
-from nanochat import quant
+from nanochat import int8, quant
 from nanochat.fused import PackedLinear, pack
 from nanochat.int8 import Int8, Int8Embedding, Int8Linear, PackedInt8Linear, keep_int8
 from nanochat.quant import Recipe, quantize
+
+
+@pytest.fixture(params=[True, False], ids=["fbgemm", "without fbgemm"])
+def fbgemm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setattr(int8, "HAS_FBGEMM", request.param and int8.HAS_FBGEMM)
+    return request.param
 
 
 def matrix(rows: int, columns: int) -> quant.Quantized:
@@ -20,14 +26,14 @@ def matrix(rows: int, columns: int) -> quant.Quantized:
 @pytest.mark.parametrize("rows", [1, 3, 17, 200])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 2**-8), (torch.float16, 2**-10)])
 @torch.inference_mode()
-def test_products_are_those_of_the_rounded_weights(rows: int, dtype: torch.dtype, bound: float) -> None:
+def test_products_are_those_of_the_rounded_weights(rows: int, dtype: torch.dtype, bound: float, fbgemm: bool) -> None:
     layers = [Int8Linear(matrix(size, 96)) for size in (64, 33, 32)]
     x = (100 * torch.randn(rows, 1, 96)).to(dtype)  # times the whole numbers, fp16 would overflow
     exact = [x.double() @ layer.active_weight.double().T for layer in layers]
     joined = torch.cat(exact, -1)
     order = torch.randperm(129)
-    found = [*(layer(x) for layer in layers), PackedInt8Linear(layers)(x)]
-    found.append(PackedInt8Linear(layers, order)(x))
+    found = [*(layer(x) for layer in layers), PackedInt8Linear(layers, dtype)(x)]
+    found.append(PackedInt8Linear(layers, dtype, order)(x))
     for ours, expected in zip(found, [*exact, joined, joined[..., order]], strict=True):
         assert ours.dtype == dtype
         assert (ours - expected).norm() < bound * expected.norm()
@@ -51,7 +57,7 @@ def rounded(fields: dict) -> tuple[torch.nn.Module, Tensor, Tensor]:
 
 @pytest.mark.parametrize("name", CONFIGS)
 @torch.inference_mode()
-def test_a_model_computes_as_its_rounded_weights(name: str) -> None:
+def test_a_model_computes_as_its_rounded_weights(name: str, fbgemm: bool) -> None:
     model, ids, exact = rounded(CONFIGS[name])
     assert_close(model(ids), exact, atol=1e-4, rtol=1e-4)
     packed = pack(model)
@@ -63,7 +69,7 @@ def test_a_model_computes_as_its_rounded_weights(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_decoding_is_the_full_pass(name: str) -> None:
+def test_decoding_is_the_full_pass(name: str, fbgemm: bool) -> None:
     check_decoding(CONFIGS[name], "decode", plan="int6-row", bound=2e-5)
 
 

@@ -1,8 +1,6 @@
-//! Byte-level BPE: train a vocabulary, encode text with it. Nothing here knows of Python but `py`. `int8` is not about
-//! text: the one product of a model that is worth own instructions.
+//! Byte-level BPE: train a vocabulary, encode text with it. Nothing here knows of Python but `py`.
 
 pub mod encode;
-pub mod int8;
 pub mod split;
 pub mod train;
 pub mod vocab;

@@ -4,14 +4,10 @@ mod train;
 
 use crate::arrow::{ArrowArray, ArrowSchema, StringArray};
 use crate::encode::{Encoder, Texts};
-use crate::int8::{product, Matrix};
 use crate::split::{Splitter, DEFAULT_PATTERN};
 use crate::vocab::{Vocabulary, MAX_VOCAB};
 use crate::Error;
-use numpy::{
-    IntoPyArray, PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2, PyReadwriteArray2,
-    PyUntypedArray, PyUntypedArrayMethods,
-};
+use numpy::{IntoPyArray, PyArray1, PyArray2, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyKeyboardInterrupt, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
@@ -308,39 +304,10 @@ fn amx_is_broken() -> bool {
     false
 }
 
-/// Rows of numbers times a matrix of whole numbers, into `out`, which has a row for each output.
-#[pyfunction]
-#[pyo3(signature = (x, weights, scales, out, threads=0))]
-fn int8_product(
-    py: Python<'_>,
-    x: PyReadonlyArray2<'_, f32>,
-    weights: PyReadonlyArray2<'_, i8>,
-    scales: PyReadonlyArray1<'_, f32>,
-    mut out: PyReadwriteArray2<'_, f32>,
-    threads: i64,
-) -> PyResult<()> {
-    let (rows, columns, outputs) = (x.shape()[0], x.shape()[1], weights.shape()[0]);
-    let fits = weights.shape()[1] == columns && scales.len() == outputs && out.shape() == [outputs, rows];
-    if !fits || columns == 0 {
-        return Err(PyValueError::new_err(format!(
-            "the shapes do not fit: x {:?}, weights {:?}, scales {:?}, out {:?}",
-            x.shape(),
-            weights.shape(),
-            scales.shape(),
-            out.shape(),
-        )));
-    }
-    let threads = thread_count(threads)?;
-    let (x, weights, scales, out) = (x.as_slice()?, weights.as_slice()?, scales.as_slice()?, out.as_slice_mut()?);
-    py.detach(|| product(x, Matrix { weights, scales, columns }, out, threads));
-    Ok(())
-}
-
 #[pymodule]
 fn rustbpe(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("DEFAULT_PATTERN", DEFAULT_PATTERN)?;
     module.add_function(wrap_pyfunction!(amx_is_broken, module)?)?;
-    module.add_function(wrap_pyfunction!(int8_product, module)?)?;
     module.add_function(wrap_pyfunction!(train::train, module)?)?;
     module.add_class::<Tokenizer>()
 }
