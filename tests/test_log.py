@@ -262,11 +262,13 @@ def test_each_stage_is_a_run_of_its_own_in_trackio(tmp_path, python) -> None:
 
 
 class Clock:
-    """Time at our command."""
+    """Time at our command, on a machine that does nothing else."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         monkeypatch.setattr(under_test.time, "monotonic", lambda: self.now)
+        self.note = ""
+        monkeypatch.setattr(under_test, "OtherWork", lambda: SimpleNamespace(note=lambda: self.note))
 
 
 def test_a_line_now_and_then_with_the_time_left(monkeypatch, capsys) -> None:
@@ -283,6 +285,16 @@ def test_a_line_now_and_then_with_the_time_left(monkeypatch, capsys) -> None:
     assert len(lines) == 8 + 2  # 17 updates in 42 seconds, a line every five
     assert lines[:2] == ["25 of 400 | eta: 37.5s", "75 of 400 | eta: 32.5s"]
     assert lines[-3:] == ["375 of 400 | eta: 2.5s", "400 of 400 | eta: 0.0s", "more | eta: ?"]
+
+
+def test_other_work_has_a_line_after_that_of_the_progress(monkeypatch, capsys) -> None:
+    clock = Clock(monkeypatch)
+    progress = Progress()
+    for done, note in ((0, ""), (1, "the machine is busy: …"), (2, "")):
+        clock.now, clock.note = clock.now + 6, note
+        progress.update(f"{done} of 4", done / 4)
+    lines = [line.partition(" | ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["0 of 4", "1 of 4", "the machine is busy: …", "2 of 4"]
 
 
 def test_time_left_follows_progress_and_the_wall_clock(monkeypatch, capsys) -> None:
