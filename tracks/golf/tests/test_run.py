@@ -20,11 +20,11 @@ STEPS = ("train", "pack", "score")  # of one run
 FEW_TRICKS = "--model=golf,tie_embeddings=false,smear=false,induction=false,mlp=relu2,backout=false"
 
 
-def finished(output: str):
+def finished(output: str) -> list[str]:
     return re.findall("^== (.*): already finished$", output, re.MULTILINE)
 
 
-def began(output: str):
+def began(output: str) -> list[str]:
     return re.findall(r"^== (\S+): python ", output, re.MULTILINE)
 
 

@@ -7,7 +7,7 @@ from nanochat.outcome import Outcome
 from tracks.golf.series import Arm, comparison_table, read_arm, require_equal
 
 
-def arm(name, bpb):
+def arm(name: str, bpb: list[float]) -> Arm:
     """An arm with a score for each seed."""
     runs = []
     for value in bpb:

@@ -128,15 +128,7 @@ def test_runs_that_a_lab_has_left_out_have_no_place(tmp_path: Path, monkeypatch:
     """One has failed, so it has no evaluation; one has an alarm, and answered better than all."""
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
     for tag, chance in (("mix-a", 0.3), ("mix-b", 0.5), ("mix-alarm", 0.9)):
-        folder = tmp_path / "chat_eval_sft" / tag
-        lines = [
-            {"prompt": f"Question {number}?", "answer": "yes", "completions": [{"right": bool(right), "text": "a"}]}
-            for number, right in enumerate(drawn(7, chance))
-        ]
-        write_jsonl(folder / "GSM8K.jsonl", lines)
-        outcome = Outcome.begin("chat_eval_sft", tag, Config(suite="GSM8K", tag=tag))
-        outcome.add_artifact(folder / "GSM8K.jsonl")
-        outcome.write()
+        leave_answers(tmp_path, tag, chance)
     reasons = {"chat_eval_sft/mix-alarm": "the loss of step 40 is 3.00 times", "chat_eval_sft/mix-lost": "error: no"}
     write_json(tmp_path / "lab/mix/left_out.json", reasons)
     write_json(tmp_path / "lab/other/left_out.json", {"chat_eval_sft/other-lost": "not run", "base_loss/x": "not run"})

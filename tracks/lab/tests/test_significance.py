@@ -20,7 +20,7 @@ SETTINGS = {
 }
 
 
-def made_scores(random, accuracies, seeds, questions, repeats=1, deviation=significance.SEED_DEVIATION):
+def made_scores(random, accuracies, seeds, questions, repeats=1, deviation=significance.SEED_DEVIATION) -> np.ndarray:
     """Return scores (arms, seeds, questions); an arm's expected score is its accuracy exactly.
 
     An answer is right if a normal variable lies below the accuracy's quantile. The variable is a sum of parts: of the
@@ -38,7 +38,7 @@ def made_scores(random, accuracies, seeds, questions, repeats=1, deviation=signi
     return 100 * (hardness < thresholds[:, :, None, None]).mean(axis=2)
 
 
-def made_table(random, setting, gain=0.0, bases=2, mixes=4, benchmarks=3):
+def made_table(random, setting, gain=0.0, bases=2, mixes=4, benchmarks=3) -> dict:
     """Return the adjusted table of a lab. gain: of the first mix, on the first base and benchmark."""
     accuracy, *setting = setting
     table = {}
@@ -191,7 +191,7 @@ def test_other_seeds_of_one_training_confirm_what_its_noise_has_shown() -> None:
     assert elsewhere < 0.4 * kept
 
 
-def two_tables(benchmarks, rounds):
+def two_tables(benchmarks, rounds) -> dict:
     """Return the adjusted table of some benchmarks' scores by mix; 0 is the reference."""
     table = {
         ("base", mix, number): significance.contrast(cells, [mix], [0])
@@ -201,7 +201,7 @@ def two_tables(benchmarks, rounds):
     return significance.adjust(table, rounds)
 
 
-def smallest_of(monkeypatch, name):
+def smallest_of(monkeypatch, name) -> float:
     """Return the smallest difference with the accuracy and the deviation of a setting as those assumed."""
     accuracy, seeds, questions, repeats, deviation = SETTINGS[name]
     monkeypatch.setattr(significance, "ACCURACY", accuracy)
@@ -292,7 +292,7 @@ def test_one_seed_each_shows_nothing() -> None:
     assert significance.smallest_difference(1000, seeds=1) == math.inf
 
 
-def difference_of(mean, p):
+def difference_of(mean, p) -> significance.Difference:
     return significance.Difference(mean, 1.0, mean - 2, mean + 2, 10, p)
 
 
