@@ -6,7 +6,7 @@ flag gets another default by `name = default`. The word in `@options("run")` is 
 
 import re
 from dataclasses import fields
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from nanochat.config import Count, Resume, flag_of, option, options
 from nanochat.errors import UserError
@@ -351,7 +351,7 @@ class FineTuneSettings(TrainingSettings):
     warmdown_ratio = 0.5
     final_lr_frac = 0.0
     # Below 1: the parent has learned most already, and large steps would undo that.
-    init_lr_frac: float = option(0.8, "initial learning rate, as a fraction of the parent's", group="optimizer")
+    init_lr_frac: float | None = option(0.8, "initial learning rate, as a fraction of the parent's", group="optimizer")
     warm_start: bool = option(True, "start from the parent's optimizer state", group="optimizer")
     # Recorded in the manifest, for chat_cli and the page. A small model often samples a wrong word at higher ones.
     chat_temperature: float | None = option(
@@ -367,9 +367,17 @@ class FineTuneSettings(TrainingSettings):
 class AnswerTuneSettings(FineTuneSettings):
     """Fine-tuning on answers to prompts: reinforcement learning and preferences."""
 
+    # A public model has recorded the rates of fine-tuning, and its descendants keep them; others those of pretraining.
+    usual_lr_frac: ClassVar[float] = 0.015
+    public_lr_frac: ClassVar[float] = 0.3
+
     source = "sft"
     examples_per_step: Count = option(16, "prompts per step, over all ranks", least=1)
-    init_lr_frac = 0.015
+    init_lr_frac: float | None = option(
+        None,
+        "initial learning rate, as a fraction of the parent's (default: 0.015; of a public model's rates, which are "
+        "those of fine-tuning, 0.3)",
+    )
     warmdown_ratio = 1.0
     # The parent's momenta come from another objective; starting with them was not measured.
     warm_start = False

@@ -23,7 +23,14 @@ from nanochat.param_groups import Rates, group_rates
 from nanochat.runtime import DTYPES, Runtime
 from nanochat.scaling import RunPlan, flops_per_token, plan_run, rate_scale, require_multiple, row_choices
 from nanochat.schedules import Schedules, finetuning, pretraining
-from nanochat.settings import CHAT_TEMPERATURE, FineTuneSettings, PretrainSettings, TrainingSettings, given
+from nanochat.settings import (
+    CHAT_TEMPERATURE,
+    AnswerTuneSettings,
+    FineTuneSettings,
+    PretrainSettings,
+    TrainingSettings,
+    given,
+)
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
 
@@ -209,7 +216,7 @@ def start_from_parent(
         require_multiple("answers of a step (--examples-per-step x --num-samples)", rows, runtime.world_size)
     if config.warm_start and not manifest["optimizer"]:  # an imported model
         raise UserError(f"{origin.path} has no optimizer state to start with: give --no-warm-start")
-    config = inherit(config, manifest)  # no field is None from here on
+    config = inherit(config, manifest, is_own=saved is not None)  # no field is None from here on
     if rows:  # answers have different lengths: a step counts rows, each at most as long as the context
         config = replace(config, total_batch_size=rows * given(config.max_seq_len))
     shape = config_of(manifest)
@@ -228,7 +235,7 @@ def start_from_parent(
         dtype=_saved_dtype(saved, runtime),
         in_fp8=False,
         compiled=config.compile and runtime.compiling_pays(flops * batch, steps, seconds),
-        rates=group_rates(config, shape.width, rate_scale(batch), config.weight_decay, config.init_lr_frac),
+        rates=group_rates(config, shape.width, rate_scale(batch), config.weight_decay, given(config.init_lr_frac)),
         schedules=finetuning(config),
         warm=config.warm_start and saved is None,
         grad_clip=given(config.grad_clip),
@@ -253,13 +260,19 @@ def batch_of(manifest: Record) -> int:
     return manifest["loop"]["tokens"] // manifest["loop"]["step"]
 
 
-def inherit(config: FineTuning, manifest: Record) -> FineTuning:
-    """Return the config with every None replaced by the value in a checkpoint's manifest; prints the values found."""
+def inherit(config: FineTuning, manifest: Record, *, is_own: bool = False) -> FineTuning:
+    """Return the config with every None replaced by the value in a checkpoint's manifest; prints the values found.
+
+    is_own: the checkpoint is one of the run itself, not its parent's.
+    """
     # A flag that is newer than the checkpoint had its default; a base model has no temperature for chats.
     usual = {one.name: one.default for one in fields(TrainingSettings)} | {"chat_temperature": CHAT_TEMPERATURE}
     parent = usual | manifest["config"]
     if parent["total_batch_size"] == -1:  # the parent chose the batch for its horizon
         parent = parent | {"total_batch_size": batch_of(manifest)}
+    if isinstance(config, AnswerTuneSettings) and not is_own:  # the parent's own was for another objective
+        fraction = config.public_lr_frac if manifest.get("public") else config.usual_lr_frac
+        parent = parent | {"init_lr_frac": fraction}
     found = {name: parent[name] for name, value in asdict(config).items() if value is None}
     print0("inherited:", *(f"{name}={value}" for name, value in found.items()))
     config = replace(config, **found)

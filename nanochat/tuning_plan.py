@@ -184,7 +184,7 @@ def _plan(config: FineTuneSettings, parent: Checkpoint, batch: int, steps: int |
         until = f"as many as {seconds:g} seconds allow"
     notes.append(f"Steps: {until}")
     notes.append(
-        f"Learning rates: x {config.init_lr_frac:g} at the start, x {config.final_lr_frac:g} of that at the end"
+        f"Learning rates: x {given(config.init_lr_frac):g} at the start, x {config.final_lr_frac:g} of that at the end"
     )
     if not config.json:
         print0(*notes, sep="\n")
@@ -194,7 +194,9 @@ def _plan(config: FineTuneSettings, parent: Checkpoint, batch: int, steps: int |
         state_bytes=state_bytes(model),
         flops_per_token=flops_per_token(model, length),
         total_batch_size=batch,
-        rates=group_rates(config, model.config.width, rate_scale(batch), config.weight_decay, config.init_lr_frac),
+        rates=group_rates(
+            config, model.config.width, rate_scale(batch), config.weight_decay, given(config.init_lr_frac)
+        ),
         steps=None if steps is None else max(steps, 1),
         seconds=seconds,
         notes=notes,

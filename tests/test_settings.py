@@ -10,7 +10,7 @@ from nanochat.config import parse
 from nanochat.gpt import MLP_KINDS, MLPName
 from nanochat.jobs.plan import STEPS, StepName
 from nanochat.jobs.scales import SCALES, ScaleName
-from nanochat.settings import ChatTuneSettings, FineTuneSettings
+from nanochat.settings import AnswerTuneSettings, ChatTuneSettings, FineTuneSettings
 from nanochat.stages import MODELS, Source
 from nanochat.start import inherit
 from nanochat.world.writer import SIZES, Size
@@ -51,6 +51,19 @@ def test_what_is_not_given_is_the_parents(capsys) -> None:
     assert inherit(ChatTuneSettings(matrix_lr=1.0), child).matrix_lr == 1.0
     with pytest.raises(ValueError, match="--max-seq-len=65 is longer than the model's context, use at most 64"):
         inherit(ChatTuneSettings(max_seq_len=65), BASE)
+
+
+def test_answers_begin_at_a_fraction_that_fits_the_parents_rates() -> None:
+    """A child has recorded its own fraction, which says nothing about another stage's."""
+    tuned = BASE | {"config": BASE["config"] | {"init_lr_frac": 0.8}}
+    public = tuned | {"public": {"from": "hub:someone/small"}}
+    asked = parse(AnswerTuneSettings, [])
+    assert inherit(asked, tuned).init_lr_frac == 0.015
+    assert inherit(asked, public).init_lr_frac == 0.3
+    assert inherit(parse(AnswerTuneSettings, ["--init-lr-frac=2"]), public).init_lr_frac == 2
+    assert inherit(parse(ChatTuneSettings, []), public).init_lr_frac == 0.8
+    # A run that resumes has its own manifest.
+    assert inherit(asked, tuned, is_own=True).init_lr_frac == 0.8
 
 
 HORIZONS = """

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib import import_module
 from itertools import product, starmap
 from pathlib import Path
 from statistics import fmean
@@ -34,6 +35,7 @@ from nanochat.log import Record, duration
 from nanochat.outcome import Outcome
 from nanochat.paths import (
     base_dir,
+    newest_manifest,
     read_sha256,
     read_toml,
     saved_steps,
@@ -44,7 +46,7 @@ from nanochat.paths import (
     write_jsonl,
 )
 from nanochat.report.card import cost
-from nanochat.settings import AnswerTuneSettings, FineTuneSettings, PretrainSettings, Rate, given
+from nanochat.settings import AnswerTuneSettings, FineTuneSettings, PretrainSettings, Rate
 from nanochat.stages import MODELS, Source
 from tracks.lab import significance
 
@@ -57,7 +59,7 @@ class Trained:
 
     source: Source | Literal[""]  # of its bases, unless the spec says another; empty: they are tokenizers
     mix: str  # the flag that takes the words of a mix; empty: these are flags
-    rates: Mapping[str, Rate]  # flags of the learning rates, and what they are by default
+    rates: Mapping[str, Rate]  # flags of the learning rates, and what they are by default; None: it depends on the base
     measure: str  # by which rates are compared
     figure: str  # its name in the metric log
     higher_is_better: bool = False
@@ -429,7 +431,8 @@ def _training_step(spec: Spec, run: Run) -> Step:
     own = {"--tag": tag, "--seed": str(run.seed), BUDGETS[budget]: str(amount)}  # the seed may be 0
     # A rate is a factor of the stage's own, or of that in the flags.
     for flag, usual in trained.rates.items():
-        own[flag] = str(round(run.rate * float(flags.get(flag, given(usual))), 10))
+        default = _answer_lr_frac(spec, run.base) if usual is None else usual
+        own[flag] = str(round(run.rate * float(flags.get(flag, default)), 10))
     if spec.is_pretraining:
         own["--tokenizer-tag"] = run.base
     else:
@@ -438,7 +441,7 @@ def _training_step(spec: Spec, run: Run) -> Step:
         own["--eval-metrics-every"] = "-1"
     return Step(
         f"{tag}-train",
-        [registry.STAGES.get(spec.stage, f"scripts.{spec.stage}"), *flag_words(flags | own)],
+        [_module_of(spec.stage), *flag_words(flags | own)],
         output=f"{spec.stage}/{tag}",
         parent=spec.parent_of(run.base),
         data=flags.get("--data", "auto") if spec.is_pretraining else "",
@@ -446,6 +449,18 @@ def _training_step(spec: Spec, run: Run) -> Step:
         launch=[*TORCHRUN, f"--nproc_per_node={spec.gpus}"] if spec.gpus > 1 else (),
         quiet=True,
     )
+
+
+def _answer_lr_frac(spec: Spec, base: str) -> float:
+    """Return what a stage of answers multiplies its parent's rates by, if no flag says it."""
+    settings: type[AnswerTuneSettings] = import_module(_module_of(spec.stage)).Config
+    is_public = newest_manifest(base_dir() / spec.parent_of(base)).get("public")
+    return settings.public_lr_frac if is_public else settings.usual_lr_frac
+
+
+def _module_of(stage: str) -> str:
+    """Return the module of a stage's script."""
+    return registry.STAGES.get(stage, f"scripts.{stage}")
 
 
 def _merge_step(spec: Spec, run: Run) -> Step:

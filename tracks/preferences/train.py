@@ -16,6 +16,12 @@ from tasks import open_tasks
 class Config(AnswerTuneSettings, TaskScoreSettings):
     """Train a model to prefer chosen answers. Settings that default to None are inherited from the parent."""
 
+    public_lr_frac = 0.1
+    init_lr_frac = option(
+        None,
+        "initial learning rate, as a fraction of the parent's (default: 0.015; of a public model's rates, which are "
+        "those of fine-tuning, 0.1)",
+    )
     # A resumed run refuses other pairs, wherever the files are.
     pairs: str = option(
         "",

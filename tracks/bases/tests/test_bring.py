@@ -180,6 +180,8 @@ def test_reinforcement(home: Home, case: str) -> None:
     flags += ("--examples-per-step=2", "--num-samples=4", "--max-new-tokens=12", "--eval-every=-1", "--save-every=-1")
     home.run("scripts.chat_rl", *flags, "--no-compile", "--device-batch-size=4", "--max-seq-len=256").done()
     assert saved_steps(home.base / "chat_rl" / f"{case}-rl") == [2]
+    # The rates on record are those of fine-tuning.
+    assert read_json(home.base / "chat_rl" / f"{case}-rl" / "outcome.json")["config"]["init_lr_frac"] == 0.3
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -203,6 +203,7 @@ def test_preferences_are_a_stage(lab) -> None:
     assert code == 0, text
     outcome = read_json(lab.folder / "chat_dpo/dpo-parent-letters-1-1/outcome.json")
     assert outcome["config"]["pairs"] == f"{lab.folder}/more.jsonl"
+    assert outcome["config"]["init_lr_frac"] == 0.015
     assert list(lab.folder.glob("chat_dpo/dpo-*/step_*")) == []  # each went when it was evaluated
     assert text.index("letters-1-1-prune: done in") > text.index("letters-1-1-eval: done in")
     assert (lab.folder / "chat_eval_dpo/dpo-parent-letters-1-1/outcome.json").exists()
