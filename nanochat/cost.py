@@ -21,12 +21,14 @@ from nanochat.log import duration, print0
 from nanochat.models import new_model
 from nanochat.outcome import read_outcomes
 from nanochat.paths import base_dir
-from nanochat.runtime import VALIDATION_BYTES, asked_precision, compiling_pays, planned_hardware
+from nanochat.runtime import VALIDATION_BYTES, compiling_pays, planned_hardware, planned_precision
 from nanochat.scaling import CPU_TOKENS, RunPlan, row_choices
 from nanochat.settings import PretrainSettings, TrainingSettings
 from nanochat.timing import Pace, Part, Pause, parts_of, seconds_of, text_pause
 
-CORE_FLOPS = 2.5e10  # of a CPU core, where no run was measured; the embedded run reaches 52 GFLOP/s on two
+# Of a CPU core, where no run was measured. SmolLM2-135M was tuned at 71 GFLOP/s a core in fp32 (AVX2), 106 and 160 in
+# bf16; the embedded scale trains at 111 in bf16, the CPU scale at 155 (dev/MEASURED.md, report cards).
+CORE_FLOPS = {"fp32": 5e10, "bf16": 1e11}
 FIT_SHARE = 0.9  # share of an accelerator's memory that a plan may fill
 UNCOMPILED_KEEPS = 7 / 6  # of what a compiled model keeps
 SHOWN_SECONDS = 0.05  # a shorter part of the time is not listed
@@ -107,9 +109,7 @@ def estimate(
     """Return a plan's cost on some accelerators, and the same as text for people."""
     work = work or Work()
     in_fp8 = is_fp8(config)
-    dtype = asked_precision(config.dtype)
-    if dtype == "auto":
-        dtype = accelerator.precision
+    dtype = planned_precision(config.dtype, accelerator, is_elsewhere=bool(config.on))
     sizes = row_choices(config.device_batch_size, plan.total_batch_size, plan.model.max_seq_len, ranks)
     itemsize = 4 if dtype == "fp32" else 2
     setting = ranks, config.checkpointing, in_fp8, itemsize
@@ -302,7 +302,8 @@ def _rate(plan: RunPlan, config: TrainingSettings, accelerator: Accelerator, dty
         _, rate, source = min(found)  # nearest depth, then the slower run
         return rate, source
     if accelerator.name == "CPU":
-        return CORE_FLOPS * (os.cpu_count() or 1), f"assumed: {CORE_FLOPS / 1e9:g} GFLOP/s a core"
+        of_core = CORE_FLOPS.get(dtype, CORE_FLOPS["fp32"])
+        return of_core * (os.cpu_count() or 1), f"assumed: {of_core / 1e9:g} GFLOP/s a core"
     peak = accelerator.peak(dtype)
     if not peak:
         return None, f"no {dtype} speed of {accelerator.name} is known"

@@ -204,9 +204,13 @@ def build_model(
     checkpointing: bool = False,
     in_fp8: bool = False,
     shard_weights: bool = False,
+    row_length: int = 0,
 ) -> GPT:
-    """Return a model on the runtime's device. weights: a checkpoint's, or the seed of new ones."""
-    model = _empty_model(config, runtime, checkpointing)
+    """Return a model on the runtime's device.
+
+    weights: a checkpoint's, or the seed of new ones. row_length: tokens of a row in training; 0: for inference.
+    """
+    model = _empty_model(config, runtime, checkpointing, row_length)
     if shard_weights:
         return _sharded(model, runtime, weights, in_fp8)
     model.to_empty(device=runtime.device)
@@ -272,10 +276,10 @@ def _sharded(model: GPT, runtime: Runtime, weights: Checkpoint | int, in_fp8: bo
     return model
 
 
-def _empty_model(config: GPTConfig, runtime: Runtime, checkpointing: bool) -> GPT:
+def _empty_model(config: GPTConfig, runtime: Runtime, checkpointing: bool, row_length: int) -> GPT:
     """Return a model without memory, on the meta device, with an attention path that every rank has."""
     windows = any(config.windows)
-    choice = runtime.attention, runtime.device, runtime.dtype, windows
+    choice = runtime.attention, runtime.device, runtime.dtype, windows, row_length
     path = runtime.broadcast(
         lambda: find_path(*choice)
     )  # first: what rank 0 downloads is there for the ranks beside it
@@ -384,8 +388,8 @@ def trained(source: str = "", tag: str = "") -> list[tuple[str, str]]:
 def as_written(model: GPT) -> Iterator[None]:
     """Run nothing compiled of a model in this context, for batches with ever new shapes."""
     before = model.attention
-    # Flex would hold all scores in memory uncompiled, and FlashAttention has no positions.
-    model.attention = "chunks" if model.device.type == "cpu" else "sdpa"
+    # Uncompiled, the other paths hold all scores in memory; FlashAttention has no positions.
+    model.attention = "sdpa"
     try:
         with torch.compiler.set_stance("force_eager") if model.compiled else nullcontext():
             yield

@@ -95,6 +95,7 @@ def build(start: Start, runtime: Runtime) -> tuple[GPT, Optimizer, int]:
         checkpointing=config.checkpointing,
         in_fp8=start.in_fp8,
         shard_weights=config.shard_weights,
+        row_length=start.row_length,
     )
     if config.attention == "auto" and (note := kernel_note(model.attention, runtime)):
         print0(note)

@@ -30,7 +30,8 @@ GPU_ROW_SECONDS = 0.86e-6  # for each layer and row
 # A training step of a small model waits for the host, too: forward, backward and update launch more; assumed.
 GPU_LAUNCHES = 4  # relative to a step of generation
 # On a CPU from the work, in tokens of training: 214 tokens/s in one row, 1,522 in 32 rows ("Generation on a CPU", depth
-# 6), where training takes 1.5 ms a token at cost.CORE_FLOPS.
+# 6), where training takes 1.5 ms a token. Weights are read for each token: who trains faster does not generate faster.
+CPU_GENERATION_FLOPS = 5e10
 CPU_STEP_TOKENS = 2.8
 CPU_ROW_TOKENS = 0.36
 SLOTS = {"cpu": 64, "gpu": 256}  # rows at once, as engine.Engine has them
@@ -70,7 +71,7 @@ class Pace:
         if self.on_gpu:
             step = self.depth * (GPU_LAYER_SECONDS + GPU_ROW_SECONDS * rows)
         else:
-            step = (CPU_STEP_TOKENS + CPU_ROW_TOKENS * rows) * self.flops / self.rate
+            step = (CPU_STEP_TOKENS + CPU_ROW_TOKENS * rows) * self.flops / min(self.rate, CPU_GENERATION_FLOPS)
         return rounds * length * step
 
     def compiling(self, searches: bool, validates: bool) -> float:

@@ -1,11 +1,13 @@
 """The cost of a plan on paper: memory, speed, time and price, and the dry run that prints them."""
 
 import json
+import os
 import re
 from dataclasses import replace
 
 import pytest
 
+from nanochat import runtime
 from nanochat.cost import Cost, Work, estimate, memory
 from nanochat.hardware import Accelerator, find_accelerator, parse_hardware
 from nanochat.log import duration
@@ -72,7 +74,25 @@ def test_unknown_figures_are_not_available_unless_it_is_this_machine() -> None:
     leave_a_run("d2", 2, "", 8.0)
     assert "0.001 TFLOP/s each (measured: run d2); dollars n/a" in last_line(unknown, 1)
     assert last_line(unknown, 1, on="MPS", dry_run=True).startswith("time n/a")
-    assert "(assumed: 25 GFLOP/s a core)" in last_line(Accelerator("CPU"), 1, on="CPU", dry_run=True)
+    there = last_line(Accelerator("CPU"), 1, on="CPU", dry_run=True)
+    assert "on 1xCPU, bf16, " in there
+    assert "(assumed: 100 GFLOP/s a core)" in there
+
+
+def test_a_plan_for_this_cpu_has_the_precision_that_it_computes_in(monkeypatch, tmp_path) -> None:
+    flags = tmp_path / "cpuinfo"
+    monkeypatch.setattr(runtime, "CPU_INFO", flags)
+    monkeypatch.setattr(runtime.rustbpe, "amx_is_broken", lambda: False)
+    flags.write_text("vendor_id : GenuineIntel\nflags : avx2 avx512_bf16\n")
+    cores = os.cpu_count() or 1
+    assert f"on 1xCPU, fp32, {50 * cores / 1000:.3g} TFLOP/s each (assumed: 50 GFLOP/s a core)" in last_line(
+        Accelerator("CPU"), 1
+    )
+    assert "on 1xCPU, bf16, " in last_line(Accelerator("CPU"), 1, dtype="bf16")
+    flags.write_text("vendor_id : GenuineIntel\nflags : avx2 avx512_bf16 amx_bf16\n")
+    assert f"on 1xCPU, bf16, {100 * cores / 1000:.3g} TFLOP/s each (assumed: 100 GFLOP/s a core)" in last_line(
+        Accelerator("CPU"), 1
+    )
 
 
 @pytest.mark.parametrize(("hours", "dollars"), [(0.5, 49), (1, 98), (2, 196), (4, 392)])

@@ -177,7 +177,7 @@ def best_shape(shapes: Mapping[ShapeName, ArmRun]) -> ShapeName:
 def model_of_exit(exits: int, checkpoint: Checkpoint, runtime: Runtime) -> "GPT":
     """Return a model that ends at an exit of a recursive one, from 1; only its head, which is its own, is trained."""
     shape = config_of(checkpoint.manifest)
-    model = build_model(replace(shape, tie_embeddings=False), runtime, weights=0)
+    model = build_model(replace(shape, tie_embeddings=False), runtime, weights=0, row_length=shape.max_seq_len)
     tensors = checkpoint.model_tensors()
     # A tied head is the embedding, which has to stay as it is.
     tensors.setdefault("head.weight", tensors["embed.weight"].clone())
