@@ -27,12 +27,14 @@ def main(config: Config) -> None:
     from nanochat.evals.core import evaluate_core
     from nanochat.evals.core_tasks import open_core
     from nanochat.models import load_chosen
-    from nanochat.runtime import setup
+    from nanochat.runtime import keep_freed_memory, setup
 
     stage = core_stage(config.source)
     tag = config.evaluation_tag(config.out_tag)
     outcome = Outcome.begin(stage, tag, config)
     with setup(config.device_type, config.dtype) as runtime:
+        if runtime.device.type == "cpu":
+            keep_freed_memory()
         model, tokenizer, checkpoint = load_chosen(config, runtime)
         folder = stage_dir(stage, tag)
         name, tasks = open_core(checkpoint.manifest["tokenizer"]["tag"], list(filter(None, config.tasks.split(","))))

@@ -61,7 +61,7 @@ def main(config: Config) -> None:
     from nanochat.engine import Engine
     from nanochat.evals.chat import evaluate_task, mean_scores, sample_answers
     from nanochat.models import load_chosen
-    from nanochat.runtime import setup
+    from nanochat.runtime import keep_freed_memory, setup
 
     config = with_sampling(config)
     stage = f"chat_eval_{config.source}"
@@ -69,6 +69,8 @@ def main(config: Config) -> None:
     folder = stage_dir(stage, tag)
     outcome = Outcome.begin(stage, tag, config)
     with setup(config.device_type, config.dtype) as runtime:
+        if runtime.device.type == "cpu":
+            keep_freed_memory()
         model, tokenizer, checkpoint = load_chosen(config, runtime)
         # Spelling tasks take their words from the tokenizer's training text.
         tasks = open_tasks(config.tasks, config.unsafe_exec, checkpoint.manifest["tokenizer"]["tag"])
