@@ -38,7 +38,6 @@ Path = Callable[[Tensor, Tensor, Tensor, Mask, float], Tensor]  # q, k, v, mask 
 
 # Versions of FlashAttention, the fastest first → major compute capabilities of the GPUs that each has kernels for.
 FLASH = {"flash3": (9,), "flash4": (9, 10)}
-LONG_ROW = 1024  # tokens from which torch's kernel trains faster on a CPU than the compiled formula
 
 
 def make_mask(
@@ -73,15 +72,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     return PATHS[mask.path](q, k, v, mask, scale)
 
 
-def find_path(asked: str, device: torch.device, dtype: torch.dtype, windows: bool, length: int) -> str:
-    """Return the path for a flag value; "auto" means the fastest path for a model with or without windows.
-
-    length: tokens of a row in training; 0: the model only computes forward.
-    """
+def find_path(asked: str, device: torch.device, dtype: torch.dtype, windows: bool, on_cpu: str) -> str:
+    """Return the path for a flag value; "auto" means the fastest path for a model with or without windows."""
     if asked == "auto":
-        # On a CPU sdpa is the fastest forward; its backward is slower in short rows, and it does not skip what a window
-        # hides (dev/MEASURED.md, "Attention on a CPU").
-        on_cpu = "chunks" if 0 < length < LONG_ROW or (windows and length) else "sdpa"
         # Flex skips blocks out of sight; on MPS it has no gradient.
         slower = {"cpu": on_cpu, "cuda": "flex" if windows else "sdpa"}.get(device.type, "sdpa")
         return next((path for path in FLASH if not obstacle(path, device, dtype)), slower)

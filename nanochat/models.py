@@ -31,6 +31,9 @@ from nanochat.tokenizer import Tokenizer
 Value = bool | int | float | str  # of a config's field
 Fields = Mapping[str, Value]
 
+# Tokens of a row from which torch's attention trains faster on a CPU than the compiled formula.
+LONG_ROW = 1024
+
 KINDS: dict[str, type[GPT]] = {"gpt": GPT, "induction": InductionGPT}  # registry.MODELS has more
 # The fields of each kind's config that GPTConfig does not have, with the value that changes nothing. Those of tracks
 # have the field of `induction` too.
@@ -276,10 +279,16 @@ def _sharded(model: GPT, runtime: Runtime, weights: Checkpoint | int, in_fp8: bo
     return model
 
 
+def _path_on_cpu(windows: bool, row_length: int) -> str:
+    """Return the fastest attention path of a CPU, by dev/MEASURED.md, "Attention on a CPU"."""
+    # Torch's kernel is the fastest forward. Backward it is slower in short rows, and does not skip what a window hides.
+    return "chunks" if row_length and (windows or row_length < LONG_ROW) else "sdpa"
+
+
 def _empty_model(config: GPTConfig, runtime: Runtime, checkpointing: bool, row_length: int) -> GPT:
     """Return a model without memory, on the meta device, with an attention path that every rank has."""
     windows = any(config.windows)
-    choice = runtime.attention, runtime.device, runtime.dtype, windows, row_length
+    choice = runtime.attention, runtime.device, runtime.dtype, windows, _path_on_cpu(windows, row_length)
     path = runtime.broadcast(
         lambda: find_path(*choice)
     )  # first: what rank 0 downloads is there for the ranks beside it

@@ -1,6 +1,7 @@
 """Every path against the plain twin, and the twin against a loop that a reader can check by eye."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -154,9 +155,9 @@ def test_flash_attention_runs_where_it_can_and_its_values_are_right(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (int(family), 0))
     paths.obstacle.cache_clear()
     gpu = torch.device("cuda")
-    assert find_path("auto", gpu, torch.bfloat16, windows=True, length=0) == path
+    assert find_path("auto", gpu, torch.bfloat16, windows=True, on_cpu="chunks") == path
     with pytest.raises(ValueError, match=f"--attention={asked} cannot run: {reason}"):
-        find_path(asked, gpu, torch.bfloat16, windows=True, length=0)
+        find_path(asked, gpu, torch.bfloat16, windows=True, on_cpu="chunks")
     paths.obstacle.cache_clear()
 
 
@@ -170,21 +171,29 @@ def test_ranks_that_could_run_different_kernels_take_a_common_one(letters, path,
     assert build_model(config, Runtime(CPU, torch.float32, world_size=2), 1).attention == path
 
 
+def test_a_cpu_computes_forward_and_long_rows_without_windows_with_torchs_kernel() -> None:
+    runtime = Runtime(CPU, torch.float32)
+    for letters, length, path in [
+        ("L", 0, "sdpa"),
+        ("SL", 0, "sdpa"),
+        ("L", 1023, "chunks"),
+        ("L", 1024, "sdpa"),
+        ("SL", 1024, "chunks"),
+    ]:
+        config = GPTConfig(64, depth=2, width=64, heads=2, kv_heads=2, max_seq_len=2048, window_pattern=letters)
+        assert build_model(config, runtime, 1, row_length=length).attention == path
+        asked = replace(runtime, attention="flex")
+        assert build_model(config, asked, 1, row_length=length).attention == "flex"
+
+
 def test_a_flag_names_the_path_and_blackwell_gets_larger_blocks_of_queries(monkeypatch) -> None:
     for family, size in ((9, (128, 128)), (10, (256, 128))):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, family=family: (family, 0))
         assert size == paths._block_mask("flash4", 512, 512, 129, CPU).BLOCK_SIZE
-    assert find_path("twin", CPU, torch.float32, windows=True, length=0) == "twin"
-    # A forward alone is fastest with torch's kernel, and so is training without windows in long rows.
-    found = {
-        (windows, length): find_path("auto", CPU, torch.bfloat16, windows, length)
-        for windows in (0, 1)
-        for length in (0, 1023, 1024)
-    }
-    assert [where for where, path in found.items() if path == "chunks"] == [(0, 1023), (1, 1023), (1, 1024)]
-    assert set(found.values()) == {"chunks", "sdpa"}
-    assert find_path("auto", torch.device("meta"), torch.float32, windows=True, length=0) == "sdpa"  # MPS, say
+    assert find_path("twin", CPU, torch.float32, windows=True, on_cpu="chunks") == "twin"
+    assert find_path("auto", CPU, torch.bfloat16, windows=True, on_cpu="chunks") == "chunks"
+    assert find_path("auto", torch.device("meta"), torch.float32, windows=True, on_cpu="chunks") == "sdpa"  # MPS, say
     with pytest.raises(ValueError, match=r"^--attention=magic is not known, use one of auto, chunks"):
-        find_path("magic", CPU, torch.float32, windows=True, length=0)
+        find_path("magic", CPU, torch.float32, windows=True, on_cpu="chunks")
     with pytest.raises(ValueError, match=r"^--attention=flash3 cannot run: it has no kernels for this device$"):
-        find_path("flash3", CPU, torch.float32, windows=True, length=0)
+        find_path("flash3", CPU, torch.float32, windows=True, on_cpu="chunks")
