@@ -62,7 +62,7 @@ class Pair:
         self.their_tokenizer = tokenizers.from_pretrained(folder, **where)
         self.source = open_source(place, context)
         self.tokenizer = PublicTokenizer(self.source.definition)
-        self.ours: Any = new_model(self.source.config, attention="chunks").to_empty(device="cpu")
+        self.ours: Any = new_model(self.source.config).to_empty(device="cpu")
         self.ours.load_state_dict(weights_of(self.source))
         self.ours.eval()
         # Where a GGUF file says how digits are split, and `transformers` passes over it.

@@ -61,6 +61,7 @@ CARDS = [
     Card("golf", "tracks/golf/card.md", [f"{PYTHON} -m tracks.golf.run --ablate --seeds=3"], 1.2, "golf"),
     Card("recursion", "tracks/recursion/card.md", [f"{PYTHON} -m tracks.recursion.run --seeds=3"], 3.0, "recursion"),
     Card("lab", "tracks/lab/card.md", [f"{PYTHON} -m tracks.lab.embedded"], 6.0, "lab"),
+    Card("chatdata", "tracks/chatdata/card.md", [f"{PYTHON} -m tracks.chatdata.agreement"], 0.02, "chatdata"),
     Card(
         "bases",
         "tracks/bases/card.md",

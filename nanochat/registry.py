@@ -207,6 +207,7 @@ SECTIONS = {
     "golf_judge": "Golf, an entry from elsewhere",
     "golf_claims": "Golf, the claims of its seed",
     "chats": "Chat data",
+    "agreement": "Topics of conversations",
     "judge": "Judge",
     "lab": "Lab",
     "leaderboard": "Leaderboard",

@@ -15,14 +15,16 @@ from pathlib import Path
 
 from nanochat.config import option, options, run_script
 from nanochat.log import Record, print0, table_of, terminal_table
+from nanochat.outcome import Outcome
 from nanochat.paths import write_text
+from nanochat.settings import TagSettings
 from nanochat.statistics import Estimate, mean_estimate
 from tracks.chatdata.teacher import Teacher, TeacherSettings, topic
 from tracks.chatdata.topics import TOPICS, topic_of_row
 
 
 @options("labels")
-class Config(TeacherSettings):
+class Config(TeacherSettings, TagSettings):
     """Compare topics with those that a language model, which also wrote the rules, gave 300 conversations."""
 
     draw: str = option("", "write the conversations to label to this file, with their texts, and compare nothing")
@@ -85,6 +87,7 @@ def main(config: Config) -> None:
         return
     from tracks.chatdata.labelled import labelled_rows
 
+    outcome = Outcome.begin("agreement", config.tag, config)
     rows = labelled_rows()
     if config.teacher:
         numbered = [row | {"number": number} for number, row in enumerate(rows)]
@@ -92,8 +95,15 @@ def main(config: Config) -> None:
         rows = [row | {"topic": answers.get(number, "none")} for number, row in enumerate(rows)]
     else:
         rows = [row | {"topic": topic_of_row(row)} for row in rows]
-    for table in (score_table(rows), confusion_table(rows, "tune"), confusion_table(rows, "test")):
+    outcome.tables = [score_table(rows), confusion_table(rows, "tune"), confusion_table(rows, "test")]
+    for table in outcome.tables:
         print0(f"{terminal_table(table)}\n")
+    outcome.metrics = {
+        "Topics by": config.teacher_model or "a teacher" if config.teacher else "rules",
+        "Labels by": "a language model, which also wrote the rules: the agreement of rules is an upper bound",
+        "Rows": len(rows),
+    }
+    outcome.finish()
 
 
 if __name__ == "__main__":
