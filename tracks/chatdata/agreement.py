@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nanochat.config import option, options, run_script
-from nanochat.log import Record, print0, table_of, terminal_table
+from nanochat.log import Record, print0, table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import write_text
 from nanochat.settings import TagSettings
@@ -27,6 +27,7 @@ from tracks.chatdata.topics import TOPICS, topic_of_row
 class Config(TeacherSettings, TagSettings):
     """Compare topics with those that a language model, which also wrote the rules, gave 300 conversations."""
 
+    tag = option("rules", "name of the comparison, and of its folder")
     draw: str = option("", "write the conversations to label to this file, with their texts, and compare nothing")
 
 
@@ -96,8 +97,6 @@ def main(config: Config) -> None:
     else:
         rows = [row | {"topic": topic_of_row(row)} for row in rows]
     outcome.tables = [score_table(rows), confusion_table(rows, "tune"), confusion_table(rows, "test")]
-    for table in outcome.tables:
-        print0(f"{terminal_table(table)}\n")
     outcome.metrics = {
         "Topics by": config.teacher_model or "a teacher" if config.teacher else "rules",
         "Labels by": "a language model, which also wrote the rules: the agreement of rules is an upper bound",

@@ -1,10 +1,12 @@
 """Agreement with the labels: kappa against values worked out by hand, and the tables of real rows."""
 
 import math
+from pathlib import Path
 
 import pytest
 
 from nanochat.log import markdown_table
+from nanochat.outcome import Outcome
 from tracks.chatdata import agreement, labelled
 from tracks.chatdata.tests.teachers import completion, teaching
 
@@ -40,12 +42,19 @@ def test_tables_count_each_half() -> None:
     assert "none" in markdown_table(confused)
 
 
-def test_the_rules_agree_with_the_labels_of_the_mirror(here, mirror) -> None:
+def test_the_rules_agree_with_the_labels_of_the_mirror(here, mirror, base: Path) -> None:
     printed = here("tracks.chatdata.agreement", NANOCHAT_HUB=str(mirror)).stdout
     assert printed.count("Half t") == 2
     assert printed.count("| all ") == 2
     accuracies = [float(line.split("|")[4].split("±")[0]) for line in printed.splitlines() if "| all " in line]
-    assert min(accuracies) > 0.7  # README.md has the figures
+    assert min(accuracies) > 0.7  # card.md has the figures
+    record = Outcome.load(base / "agreement" / "rules" / "outcome.json")
+    assert (record.metrics["Topics by"], record.metrics["Rows"]) == ("rules", 300)
+    assert [table["title"].partition(":")[0] for table in record.tables] == [
+        "Agreement with labels of a language model",
+        "Half tune",
+        "Half test",
+    ]
 
 
 def test_a_teacher_can_be_compared_too(here, mirror, monkeypatch) -> None:
