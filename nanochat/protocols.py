@@ -4,7 +4,7 @@ Tasks are made in tasks/, which nanochat/ does not import; the tokenizers of pub
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from typing_extensions import NotRequired, TypedDict
 
@@ -143,6 +143,15 @@ class Core(Protocol):
     def token_lengths(self) -> "np.ndarray": ...
 
 
+class CallForm(NamedTuple):
+    """How a model writes a call of a tool: JSON between two marks."""
+
+    before: str  # empty: the answer begins with the JSON
+    after: str
+    name: str  # the keys
+    arguments: str
+
+
 class ChatTemplate(Protocol):
     """How conversations become tokens for a model that learned another form than ours, which is nanochat/chat.py's."""
 
@@ -152,4 +161,9 @@ class ChatTemplate(Protocol):
 
     def render_prompt(self, conversation: Conversation) -> list[int]:
         """Return the ids up to the place where the assistant begins to write."""
+        ...
+
+    @property
+    def call_form(self) -> CallForm | None:
+        """How calls of tools are written; None if the model is not offered tools, or calls them in another way."""
         ...

@@ -1,9 +1,9 @@
 """OpenAI's chat and completion requests, checked by pydantic models and turned into requests for the engine."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -71,6 +71,7 @@ class ApiRequest:
     added_tokens: int = 0  # tokens at the start of each prompt, not sent by the client
     # Likeliest tokens with log-probabilities beside each token; None: no log-probabilities.
     likely: int | None = None
+    tools: Collection[str] = ()  # names of those that the model may call
 
     @property
     def sample_count(self) -> int:
@@ -117,6 +118,21 @@ class CommonFields(BaseModel):
 Fields = TypeVar("Fields", bound=CommonFields)
 
 
+class Function(BaseModel):
+    """What a tool is called, and whatever else a template tells the model about it."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    name: str = Field(min_length=1, max_length=256)
+
+
+class Tool(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: Literal["function"] = "function"
+    function: Function
+
+
 class ChatFields(CommonFields):
     messages: list[Record] = Field(min_length=1)  # nanochat.chat checks roles, order and contents
     # Two names for one limit; None: as many as the context holds.
@@ -124,6 +140,8 @@ class ChatFields(CommonFields):
     max_tokens: PositiveInt | None = None
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)  # likeliest tokens beside each token; needs logprobs
+    tools: list[Tool] = Field([], max_length=128)
+    tool_choice: Any = "auto"
 
 
 class CompletionFields(CommonFields):
@@ -132,6 +150,8 @@ class CompletionFields(CommonFields):
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=5)
 
+
+OF_TOOLS = ("tool_calls", "tool_call_id", "name")  # further keys of messages, for templates that know tools
 
 # ---- from a body to a checked request ----
 
@@ -149,7 +169,7 @@ def read_fields(model: type[Fields], body: bytes, served: ServedModel) -> Fields
         message = f"{'.'.join(place) or 'body'}: {first['msg']}"
         raise ApiError(400, message, place[0] if place else None) from None
     for name in UNSUPPORTED:
-        if found.get(name):
+        if found.get(name) and name not in model.model_fields:
             raise ApiError(400, f"{name}: this server does not support the field, leave it out", name)
     if fields.model not in ("", served.name):
         raise ApiError(
@@ -168,12 +188,15 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
         role = message.get("role")
         # In answers of ours: `content` alone would lose the calculator's work.
         content = message.get("parts") or message.get("content")
-        messages.append({"role": "system" if role == "developer" else role, "content": content})  # newer clients' name
+        said = {"role": "system" if role == "developer" else role, "content": content}  # newer clients' name
+        messages.append(said | {name: message[name] for name in OF_TOOLS if message.get(name)})
     if messages[-1]["role"] == "assistant":
         raise ApiError(400, "the last message has to be the user's", "messages")
+    tools = _offered(fields, served)
     try:
         # User and assistant must take turns, unless a template of a public model has the say.
-        conversation = check_conversation({"messages": messages}, any_order=served.tokenizer.template is not None)
+        asked = {"messages": messages} | ({"tools": tools} if tools else {})
+        conversation = check_conversation(asked, any_order=served.tokenizer.template is not None)
         tokens = (render_text if served.is_base else render_prompt)(conversation, served.tokenizer)
     except UserError as error:
         raise ApiError(400, str(error), "messages") from None
@@ -186,7 +209,20 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
         is_chat=True,
         prompts=[prompt],
         likely=fields.top_logprobs if fields.logprobs else None,
+        tools=frozenset(tool["function"]["name"] for tool in tools),
     )
+
+
+def _offered(fields: ChatFields, served: ServedModel) -> list[Record]:
+    """Return the tools that the model is told of."""
+    if fields.tool_choice not in ("auto", "none"):
+        raise ApiError(400, "tool_choice: auto and none are known, no model here can be made to call", "tool_choice")
+    if fields.tool_choice == "none" or not fields.tools:
+        return []
+    template = served.tokenizer.template
+    if not template or not template.call_form:
+        raise ApiError(400, "tools: the chat template of this model has none, leave the field out", "tools")
+    return [tool.model_dump() for tool in fields.tools]
 
 
 def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from nanochat.chat import Piece, Reply, parts
 from nanochat.engine import Event, Sample, Score, samples_of
 from nanochat.log import Record
+from nanochat.serve.calls import CallFinder
 from nanochat.serve.requests import ApiError, ApiRequest, ServedModel
 from nanochat.serve.worker import Worker, engine_failed
 from nanochat.tokenizer import Tokenizer
@@ -68,6 +69,9 @@ class Choice:
         self._ends = tokenizer.turn_ends
         self._reply = Reply(tokenizer)
         self._stops = StopFinder(request.fields.stop)
+        form = tokenizer.template.call_form if request.tools and tokenizer.template else None
+        self._finder = CallFinder(form, request.tools) if form else None
+        self._calls: list[Record] = []  # of tools; known at the end, and not sent
         self._pieces: list[Piece] = []  # shown, but not sent
         if request.echo:
             self._show(tokenizer.decode(self.prompt[request.added_tokens :]))
@@ -88,8 +92,9 @@ class Choice:
                 self._add_pieces(pieces)
                 return
         self._add_pieces(self._reply.close())  # bytes without a character
-        self._show(self._stops.close())  # no stop
-        self.finish_reason = self.finish_reason or event.reason or "stop"
+        if not self.finish_reason:
+            self._show(self._stops.close())  # no stop
+            self._finish(event.reason or "stop")
 
     def _add_logprob(self, event: Event) -> None:
         """Keep the log-probability of a token of the answer's text, for a chat: calls of the calculator have none."""
@@ -115,12 +120,24 @@ class Choice:
                 self._show(self._stops.close())  # a stop lies within one part
                 self._pieces.append(piece)  # also without text: it begins a part
             if self._stops.found:
-                self.finish_reason = "stop"
+                self._finish("stop")
                 return
 
     def _show(self, text: str) -> None:
+        if self._finder:
+            text = self._finder.feed(text)
         if text:
             self._pieces.append(Piece("text", text))
+
+    def _finish(self, reason: str) -> None:
+        """End the choice: what was held back is text, or calls of tools."""
+        self.finish_reason = reason
+        if self._finder:
+            text, self._calls = self._finder.close()
+            if text:
+                self._pieces.append(Piece("text", text))
+            if self._calls:
+                self.finish_reason = "tool_calls"
 
     # ---- to the client ----
 
@@ -131,6 +148,8 @@ class Choice:
     def whole(self) -> Record:
         """Return the choice of a whole response."""
         content = self._take_content()
+        if self._calls:
+            content = {**content, "content": content["content"] or None, "tool_calls": self._calls}
         logprobs = self._take_logprobs() if self.score is None else self._scored(self.score)
         if self.request.is_chat:
             content = {"message": {"role": "assistant", "refusal": None, **content}}
@@ -146,6 +165,8 @@ class Choice:
         # Bytes of a character, and text that may become a stop, have log-probabilities before they are shown.
         if self._pieces or self._logprobs:
             yield self.delta(self._take_content())
+        if self._calls:
+            yield self.delta({"tool_calls": [{"index": index, **call} for index, call in enumerate(self._calls)]})
         if self.finish_reason:
             yield self.delta({}, self.finish_reason)
 

@@ -118,7 +118,10 @@ chat(logprobs=1) | logprobs | a valid boolean
 chat(logprobs=True, top_logprobs=21) | top_logprobs | less than or equal to 20
 chat(logprobs=True, top_logprobs=-1) | top_logprobs | greater than or equal to 0
 chat(top_logprobs=1) | top_logprobs | logprobs has to be true
-chat(tools=[{"type": "function"}]) | tools | does not support the field, leave it out
+chat(tools=[{"type": "function"}]) | tools | tools.0.function: Field required
+chat(tools=[{"function": {"name": "add"}}]) | tools | the chat template of this model has none, leave the field out
+chat(tools=[{"function": {"name": "add"}}], tool_choice="required") | tool_choice | auto and none are known
+chat(messages=[*HI, {"role": "tool", "content": "4"}]) | messages | role is 'tool' where 'assistant' is due
 chat(presence_penalty=0.5) | presence_penalty | does not support
 completion(prompt=[]) | prompt | at least 1 item
 completion(prompt=[[]]) | prompt |
@@ -129,6 +132,7 @@ completion(prompt=3) | prompt |
 completion(prompt=[-1]) | prompt |
 completion(prompt=[1, 265]) | prompt | beyond the vocabulary
 completion(prompt=["x", "x" * 63]) | prompt | must fit into 64
+completion(tools=[{"function": {"name": "add"}}]) | tools | does not support the field, leave it out
 completion(logprobs=6) | logprobs | less than or equal to 5
 completion(stream=True, logprobs=0) | stream | not streamed
 parse_chat(b"", SERVED) | | Invalid JSON

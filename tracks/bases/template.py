@@ -23,7 +23,7 @@ import jinja2.sandbox
 import tokenizers
 
 from nanochat.errors import TemplateError, UserError
-from nanochat.protocols import Conversation, Message
+from nanochat.protocols import CallForm, Conversation, Message
 
 if TYPE_CHECKING:
     from jinja2.parser import Parser
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 # Marks around what is learned, and one behind each letter of a special token's name in a text: no text has them.
 BEGIN, END, BREAK = "\U000f51a1", "\U000f51a2", "\U000f51a3"
 RENDERED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "marks"})  # variables of a rendering
+PROBE = "probe_of_calls"  # name of a tool, and of its argument, in a rendering
 Span = tuple[int, int]  # first character, and the one behind the last
 
 
@@ -155,6 +156,39 @@ class JinjaTemplate:
         # Whatever a template computes may fail: an index, a sum of a text and a number, a text too long for memory.
         except Exception as error:
             raise TemplateError(f"the chat template fails for the conversation: {_line(error)}") from None
+
+    @cached_property
+    def call_form(self) -> CallForm | None:
+        """How calls of tools are written, found by rendering one; None if no JSON with its name and arguments is."""
+        function = {"name": PROBE, "description": PROBE, "parameters": {"type": "object", "properties": {}}}
+        call = {"id": "call00000", "type": "function", "function": {"name": PROBE, "arguments": {PROBE: 1}}}
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
+        tools = [{"type": "function", "function": function}]
+        try:
+            told, untold = (self.text(messages[:1], offered, prompt=True) for offered in (tools, None))
+            written = self.text(messages, tools)
+        except TemplateError:
+            return None
+        if told == untold:
+            return None
+        is_behind = written.startswith(told)
+        for place in re.finditer(r"\{", written):
+            try:
+                value, end = json.JSONDecoder().raw_decode(written, place.start())
+            except ValueError:
+                continue
+            keys = {json.dumps(content): key for key, content in value.items()}
+            name, arguments = keys.get(json.dumps(PROBE)), keys.get(json.dumps({PROBE: 1}))
+            if name and arguments:
+                # A list of calls has brackets, and special tokens are not shown: the mark is the word beside those.
+                before = self.names.sub("\n", written[len(told) * is_behind : place.start()]).rstrip(" \n[")
+                after = self.names.sub("\n", written[end:]).lstrip(" \n]")
+                form = CallForm(re.split(r"\s", before)[-1], re.split(r"\s", after)[0], name, arguments)
+                return form if is_behind or form.before.startswith(("<", "[")) else None
+        return None
 
     # ---- to tokens ----
 

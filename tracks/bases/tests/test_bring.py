@@ -12,6 +12,7 @@ from chat_files import write_lines
 from fake_hub import write_hub
 from forks import Forked, run_module
 from made_chats import chat
+from openai import OpenAI
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
@@ -204,6 +205,54 @@ def test_preferences(home: Home) -> None:
     ).done()
     metrics = read_json(home.base / "chat_dpo" / "dpo" / "outcome.json")["metrics"]
     assert metrics["Loss after"]["value"] < metrics["Loss before"]["value"]
+
+
+# As Qwen2.5 writes; what a template tells of tools is its own affair.
+CALLING = (
+    "{%- if tools %}{{ '<|im_start|>system\n' + (tools | tojson) + '<|im_end|>\n' }}{% endif %}"
+    "{%- for message in messages %}"
+    "{%- if message.role == 'tool' %}{{ '<|im_start|>user\n<result>' + message.content + '</result>' }}"
+    "{%- else %}{{ '<|im_start|>' + message.role + '\n' }}{{ message.content or '' }}"
+    "{%- for call in message.tool_calls or [] %}"
+    "{{ '<tool_call>\n' + ({'name': call.function.name, 'arguments': call.function.arguments} | tojson) }}"
+    "{{ '\n</tool_call>' }}{% endfor %}"
+    "{%- endif %}{{ '<|im_end|>\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def test_a_model_that_has_learned_to_call_a_tool_calls_it_through_the_server(home: Home) -> None:
+    (home.folder / "calling.jinja").write_text(CALLING)
+    home.bring("qwen3", "--tag=caller", f"--template={home.folder}/calling.jinja").done()
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 3}'}}
+    asked = [{"role": "user", "content": "Add 3."}]
+    answered = [*asked, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    answered += [{"role": "tool", "tool_call_id": "1", "content": "7"}]
+    said = [*answered, {"role": "assistant", "content": "It is 7."}]
+    rows = write_lines(home.folder / "calls.jsonl", *(32 * [{"messages": said, "tools": tools}]))
+    flags = ("--source=sft", "--model-tag=caller", "--tag=calls", "--no-warm-start", f"--mixture={rows}")
+    home.tune("scripts.chat_sft", *flags, "--init-lr-frac=20", "--num-iterations=40", "--max-seq-len=256")
+    with serving(home.base, tag="calls") as server:
+        client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        settings = {"model": "nanochat-calls-sft", "temperature": 0, "tools": tools}
+        [choice] = client.chat.completions.create(messages=asked, **settings).choices
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+        [made] = choice.message.tool_calls
+        assert (made.function.name, json.loads(made.function.arguments)) == ("add", {"a": 3})
+        deltas = [one.choices[0] for one in client.chat.completions.create(messages=asked, stream=True, **settings)]
+        [streamed] = [one for choice in deltas for one in choice.delta.tool_calls or []]
+        assert (streamed.index, streamed.function.model_dump()) == (0, made.function.model_dump())
+        assert [choice.finish_reason for choice in deltas][-1] == "tool_calls"
+        assert "".join(choice.delta.content or "" for choice in deltas) == ""
+        # Its own call and the result go back, as the client has them.
+        result = {"role": "tool", "tool_call_id": made.id, "content": "7"}
+        messages = [*asked, choice.message.model_dump(exclude_none=True), result]
+        [choice] = client.chat.completions.create(messages=messages, **settings).choices
+        assert (choice.finish_reason, choice.message.content) == ("stop", "It is 7.")
+        # Without tools in sight the same text is no call.
+        [choice] = client.chat.completions.create(messages=asked, tool_choice="none", **settings).choices
+        assert choice.message.tool_calls is None
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -407,6 +407,34 @@ def test_calls_that_a_template_writes_in_another_way_when_it_asks_are_not_guesse
         render_conversation({"messages": with_calls(0)}, ours)
 
 
+LISTED = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role + ':' + (m.content or '') }}"
+    "{% if m.tool_calls %}{{ '[CALLS] [' }}{% for c in m.tool_calls %}"
+    "{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}{% endfor %}{{ ']' }}{% endif %}"
+    "{{ '<|im_end|>' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+)
+BARE = LISTED.replace("'[CALLS] ['", "''").replace("'arguments'", "'parameters'").replace("']'", "''")
+# Templates that offer no tools, leave calls out, write no JSON around the name, or refuse calls.
+WITHOUT = [CHATML, TOOLS, CALLING, LISTED.replace("'[CALLS] ['", "raise_exception('no')")]
+
+
+def test_how_calls_are_written_is_found_by_rendering_one() -> None:
+    tags = LISTED.replace("[CALLS] [", "\n<tool_call>\n").replace("{{ ']' }}", "{{ '\n</tool_call>' }}")
+    assert public("qwen3", template=tags).template.call_form == ("<tool_call>", "</tool_call>", "name", "arguments")
+    assert public("qwen3", template=LISTED).template.call_form == ("[CALLS]", "", "name", "arguments")
+    assert public("qwen3", template=BARE).template.call_form == ("", "", "name", "parameters")
+    # A thought that is written before a call is no part of its mark, and neither is a special token.
+    thinking = tags.replace("'\n<tool_call>", "'<think>\n\n</think>\n\n<tool_call>")
+    assert public("qwen3", template=thinking).template.call_form.before == "<tool_call>"
+    special = tags.replace("<tool_call>", "<|im_start|>")
+    assert public("qwen3", template=special).template.call_form.before == ""
+
+
+@pytest.mark.parametrize("template", WITHOUT)
+def test_templates_without_calls_in_json_have_no_form(template: str) -> None:
+    assert public("qwen3", template=template).template.call_form is None
+
+
 @pytest.mark.parametrize("tools", ["[]", {"name": "a"}, [1]])
 def test_tools_are_a_list_of_objects(tools: Any) -> None:
     with pytest.raises(UserError, match="the tools of a conversation are a list of objects"):

@@ -1,0 +1,96 @@
+"""Calls of tools in texts: what is one and what is not, and pieces that join to the whole."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanochat.log import Record
+from nanochat.protocols import CallForm
+from nanochat.serve.calls import CallFinder
+
+TAGS = CallForm("<tool_call>", "</tool_call>", "name", "arguments")  # Qwen, Hermes
+BARE = CallForm("", "", "name", "parameters")  # Llama 3
+FORMS = {"tags": TAGS, "bare": BARE}
+
+
+def found(form: CallForm, pieces: list[str]) -> tuple[str, list[Record]]:
+    """Return the text that is shown and the calls."""
+    finder = CallFinder(form, {"add", "날씨"})
+    shown = "".join(map(finder.feed, pieces))
+    rest, calls = finder.close()
+    return shown + rest, calls
+
+
+def functions(calls: list[Record]) -> list[tuple[str, Any]]:
+    return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
+
+
+# form | what the model writes | text that is shown | calls. ADD 1; stands for the JSON of a call of `add` with a = 1.
+CALLS = r"""
+tags | <tool_call>\nADD 1;\n</tool_call> | | add 1
+tags | Let me see.\n<tool_call>ADD 2;</tool_call> | Let me see. | add 2
+tags | <tool_call>ADD 1; | | add 1
+tags | <tool_call>ADD 1;</tool_call>\n<tool_call>ADD "}</tool_call>";</tool_call> | | add 1 add "}</tool_call>"
+tags | <tool_call>[ADD 1;, ADD 2;]</tool_call> | | add 1 add 2
+tags | <tool_call>{"name": "날씨", "arguments": {"a": "부산"}}</tool_call> | | 날씨 "부산"
+bare | ADD 1; | | add 1
+bare | \nADD 1;; ADD 2; | | add 1 add 2
+"""
+# What is none is shown as it is.
+TEXTS = r"""
+tags |
+tags | Two and two is ADD 2;.
+tags | <tool_cal
+tags | <tool_call>add(1)</tool_call>
+tags | <tool_call>{"name": "add", "arguments": {"a": 1}
+tags | <tool_call>ADD 1;</tool_call> Done.
+tags | <tool_call>{"name": "other", "arguments": {"a": 1}}</tool_call>
+tags | <tool_call>{"name": "add", "arguments": "1"}</tool_call>
+tags | <tool_call>{"name": ["add"], "arguments": {}}</tool_call>
+tags | <tool_call>[]</tool_call>
+tags | <tool_call>1</tool_call>
+bare | It is ADD 1;
+bare | {"a": 1}
+bare | [1, 2]
+bare | { and so on
+"""
+
+
+def rows(table: str) -> list[list[str]]:
+    found = []
+    for line in table.strip().splitlines():
+        form, text, *others = (cell.strip().replace("\\n", "\n") for cell in line.split(" |"))
+        call = rf'{{"name": "add", "{FORMS[form].arguments}": {{"a": \1}}}}'
+        found.append([form, re.sub("ADD (.*?);", call, text), *others])
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_calls_are_found_however_the_text_is_cut(size: int) -> None:
+    for form, text, shown, calls in rows(CALLS):
+        said, made = found(FORMS[form], [text[place : place + size] for place in range(0, len(text), size)])
+        assert said.strip() == shown
+        assert (
+            " ".join(f"{name} {json.dumps(given['a'], ensure_ascii=False)}" for name, given in functions(made)) == calls
+        )
+        assert len({call["id"] for call in made}) == len(made)
+        assert {call["type"] for call in made} == {"function"}
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_what_is_no_call_is_text(size: int) -> None:
+    for form, text in rows(TEXTS):
+        assert found(FORMS[form], [text[place : place + size] for place in range(0, len(text), size)]) == (text, [])
+
+
+@given(st.lists(st.sampled_from(["<tool_call>", "</tool_call>", "<tool", '{"name": "add"', "}", "a", "\n", "[", "]"])))
+def test_pieces_join_to_what_the_whole_text_gives(pieces: list[str]) -> None:
+    for form in FORMS.values():
+        shown, calls = found(form, pieces)
+        assert (shown, functions(calls)) == (lambda pair: (pair[0], functions(pair[1])))(found(form, ["".join(pieces)]))
+        if not calls:
+            assert shown == "".join(pieces)
