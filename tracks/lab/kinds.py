@@ -50,7 +50,7 @@ def run_lab(config: "Config") -> None:
         raise UserError("name the file that describes the lab: --spec=FILE")
     path = Path(config.spec).expanduser().resolve()
     usual = path.stem if config.kind == "mixes" else f"{path.stem}-{config.kind}"
-    spec = sweep.read_spec(path, config.tag or usual)
+    spec = sweep.with_bases(sweep.read_spec(path, config.tag or usual), config.bases)
     files, found = open_mixes(spec)
     wrong = sweep.mistakes(spec)
     if not wrong:  # else the scripts could not be asked

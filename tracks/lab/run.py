@@ -2,6 +2,7 @@
 
 python -m tracks.lab.run --spec=mix.toml --plan
 python -m tracks.lab.run --spec=mix.toml --jobs=2
+python -m tracks.lab.run --spec=mix.toml --bases=small
 python -m tracks.lab.run --spec=mix.toml --engine=slurm --jobs=8 --gpus=1
 python -m tracks.lab.run --spec=mix.toml --final
 python -m tracks.lab.run --spec=mix.toml --kind=rates
@@ -25,6 +26,7 @@ class Config:
     tag: str = option(
         "", "name of the lab, and of its folder (default: that of the file, with the kind)", in_card=False
     )
+    bases: str = option("", "bases of the spec to compare mixes on, separated by commas (default: all)")
     plan: bool = option(
         False, "print the plan, and the smallest difference each benchmark can show, and stop", in_card=False
     )

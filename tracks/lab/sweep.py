@@ -25,7 +25,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
 from nanochat import registry
-from nanochat.config import flag_of
+from nanochat.config import check_names, flag_of
 from nanochat.data.corpus import absolute_data
 from nanochat.errors import UserError
 from nanochat.jobs.runner import TORCHRUN, Chain, Step
@@ -285,6 +285,17 @@ def read_spec(path: Path, tag: str = "") -> Spec:
         raise UserError("\n  ".join([f"{path}:", *unknown, *found])) from None
     source = spec.source or STAGES[spec.stage].source
     return spec.model_copy(update={"source": source, "reference": spec.reference or next(iter(spec.mixes))})
+
+
+def with_bases(spec: Spec, names: str) -> Spec:
+    """Return the lab on some of its bases, separated by commas; empty: all."""
+    chosen = list(filter(None, names.split(",")))
+    check_names("the base", chosen, spec.bases)
+    if not chosen:
+        return spec
+    others = set(spec.bases) - set(chosen)
+    replicas = {base: tags for base, tags in spec.replicas.items() if base not in others}
+    return spec.model_copy(update={"bases": chosen, "replicas": replicas})
 
 
 def mistakes(spec: Spec) -> list[str]:

@@ -7,6 +7,7 @@ import pytest
 from outcomes import leave
 
 from nanochat.config import parse
+from nanochat.errors import UserError
 from nanochat.outcome import Outcome
 from nanochat.paths import write_text
 from scripts import chat_eval, chat_sft
@@ -23,6 +24,7 @@ from tracks.lab.sweep import (
     mistakes,
     read_spec,
     run_steps,
+    with_bases,
 )
 from tracks.lab.tests.made_labs import make_lab, read_lab
 
@@ -161,6 +163,16 @@ def test_steps_are_commands_of_the_scripts(base) -> None:
     assert (evaluated.tasks, evaluated.repeats, evaluated.temperature) == ("World-Facts|World-Choices", 2, 0.7)
     assert training.output == evaluation.parent == f"chat_sft/{tuned.tag}"
     assert run_steps(spec, spec.runs[0], is_held_out=True)[1].output == f"{evaluation.output}-held-out"
+
+
+def test_some_of_the_bases_can_be_chosen(base) -> None:
+    spec = read_lab(base, {"seeds = [1, 2]": 'seeds = [1, 2]\nreplicas = { one = ["a"], two = ["b"] }'})
+    assert with_bases(spec, "") == spec
+    some = with_bases(spec, "two")
+    assert [run.base for run in some.runs] == [run.base for run in spec.runs if run.base in ("two", "b")]
+    assert {some.tag_of(run) for run in some.runs} < {spec.tag_of(run) for run in spec.runs}
+    with pytest.raises(UserError, match="the base three is not known, choose from one, two"):
+        with_bases(spec, "two,three")
 
 
 def test_the_plan(base) -> None:
