@@ -262,7 +262,7 @@ def _twin(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
 
 
 def _chunks(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
-    """Run the plain formula on a quarter of the queries at a time and the keys in sight: compiled, fastest on CPUs."""
+    """Run the plain formula on a quarter of the queries at a time and the keys in sight: compiled, for CPUs."""
     queries = q.shape[1]
     earlier = k.shape[1] - queries  # keys before the first query
     size = max(128, -(-queries // 4))  # queries in a part: a quarter, but no tiny parts

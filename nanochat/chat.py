@@ -70,9 +70,10 @@ def check_conversation(conversation: Any, any_order: bool = False) -> Conversati
             raise UserError(f"message {number}: its role is {role!r} where {due[-1]!r} is due")
         # Only the assistant calls tools, and may say nothing beside.
         kinds = PARTS if role == "assistant" else ("text",)
-        calls = message.get("tool_calls") if role == "assistant" else None
+        calls = message.get("tool_calls")
         if calls and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
             raise UserError(f"message {number}: its tool_calls are no list of objects")
+        calls = calls if role == "assistant" else None
         due = ("tool",) if calls else NEXT_ROLES.get(role, ())
         _check_marks(number, message)
         parts = _parts_of(message)

@@ -146,7 +146,8 @@ def estimate(
     seconds = plan.seconds  # None: no clock ends the run
     parts: list[Part] = []
     if rate:
-        pace = Pace(plan.model.depth, plan.flops_per_token, rate, ranks, on_gpu=not on_cpu)
+        cores = os.cpu_count() or 1
+        pace = Pace(plan.model.depth, plan.flops_per_token, rate, ranks, on_gpu=not on_cpu, cores=cores)
         parts = _parts(plan, config, work, pace, searches=len(sizes) > 1)
     if parts:
         seconds = seconds_of(parts)

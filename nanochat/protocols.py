@@ -150,6 +150,7 @@ class CallForm(NamedTuple):
     after: str
     name: str  # the keys
     arguments: str
+    several: bool = True  # the template takes more than one call in a message
 
 
 class ChatTemplate(Protocol):

@@ -330,9 +330,10 @@ def asked_precision(dtype: str) -> str:
 
 def planned_precision(dtype: str, accelerator: Accelerator, is_elsewhere: bool) -> str:
     """Return the DTYPES key that a run computes in. is_elsewhere: on hardware that was asked for by its name."""
-    device = _device("auto")
-    if not is_elsewhere and accelerator.name == device.type.upper():  # not in the table: the machine itself is asked
-        return _precision(device, dtype)
+    if not is_elsewhere:
+        device = _device("auto")
+        if accelerator.name == device.type.upper():  # not in the table: the machine itself is asked
+            return _precision(device, dtype)
     asked = asked_precision(dtype)
     return accelerator.precision if asked == "auto" else asked
 

@@ -31,7 +31,7 @@ GPU_ROW_SECONDS = 0.86e-6  # for each layer and row
 GPU_LAUNCHES = 4  # relative to a step of generation
 # On a CPU from the work, in tokens of training: 214 tokens/s in one row, 1,522 in 32 rows ("Generation on a CPU", depth
 # 6), where training takes 1.5 ms a token. Weights are read for each token: who trains faster does not generate faster.
-CPU_GENERATION_FLOPS = 5e10
+CPU_GENERATION_FLOPS = 2.5e10  # of a core
 CPU_STEP_TOKENS = 2.8
 CPU_ROW_TOKENS = 0.36
 SLOTS = {"cpu": 64, "gpu": 256}  # rows at once, as engine.Engine has them
@@ -50,6 +50,7 @@ class Pace:
     rate: float  # FLOP/s of a rank in training
     ranks: int
     on_gpu: bool
+    cores: int = 2  # of a CPU, for each rank
 
     @property
     def device(self) -> str:
@@ -71,7 +72,11 @@ class Pace:
         if self.on_gpu:
             step = self.depth * (GPU_LAYER_SECONDS + GPU_ROW_SECONDS * rows)
         else:
-            step = (CPU_STEP_TOKENS + CPU_ROW_TOKENS * rows) * self.flops / min(self.rate, CPU_GENERATION_FLOPS)
+            step = (
+                (CPU_STEP_TOKENS + CPU_ROW_TOKENS * rows)
+                * self.flops
+                / min(self.rate, CPU_GENERATION_FLOPS * self.cores)
+            )
         return rounds * length * step
 
     def compiling(self, searches: bool, validates: bool) -> float:

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 
 from nanochat import runtime
 from nanochat.cost import Cost, Work, estimate, memory
@@ -82,6 +83,7 @@ def test_unknown_figures_are_not_available_unless_it_is_this_machine() -> None:
 def test_a_plan_for_this_cpu_has_the_precision_that_it_computes_in(monkeypatch, tmp_path) -> None:
     flags = tmp_path / "cpuinfo"
     monkeypatch.setattr(runtime, "CPU_INFO", flags)
+    monkeypatch.setattr(runtime, "_device", lambda asked: torch.device("cpu"))
     monkeypatch.setattr(runtime.rustbpe, "amx_is_broken", lambda: False)
     flags.write_text("vendor_id : GenuineIntel\nflags : avx2 avx512_bf16\n")
     cores = os.cpu_count() or 1

@@ -24,4 +24,5 @@ def test_generation_takes_as_long_as_was_measured() -> None:
     assert 1 / cpu.sampling(1, 1) == pytest.approx(214, rel=0.02)
     assert 32 / cpu.sampling(32, 1) == pytest.approx(1522, rel=0.02)
     assert Pace(6, 73e6, 2e11, 1, on_gpu=False).sampling(1, 1) == cpu.sampling(1, 1)
+    assert Pace(6, 73e6, 2e12, 1, on_gpu=False, cores=8).sampling(1, 1) == pytest.approx(cpu.sampling(1, 1) / 4)
     assert Pace(6, 73e6, 1e10, 1, on_gpu=False).sampling(1, 1) == pytest.approx(5 * cpu.sampling(1, 1))

@@ -6,21 +6,34 @@ A call is JSON with the name of a tool and its arguments, and stands where the m
 
 import json
 import secrets
+import string
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NoReturn
 
 from nanochat.log import Record
 from nanochat.protocols import CallForm
 
-JSON = json.JSONDecoder()
+LETTERS = string.ascii_letters + string.digits
+ID_LENGTH = 9  # templates of Mistral's models refuse another
+
+
+def _no_json(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+JSON = json.JSONDecoder(parse_constant=_no_json)
 
 
 class CallFinder:
-    """Finds the calls in an answer that comes in pieces. tools: names of those that may be called."""
+    """Finds the calls in an answer that comes in pieces.
 
-    def __init__(self, form: CallForm, tools: Collection[str]) -> None:
+    tools: names of those that may be called. several: an answer may have more than one call.
+    """
+
+    def __init__(self, form: CallForm, tools: Collection[str], several: bool = True) -> None:
         self.form = form
         self.tools = tools
+        self.several = several and form.several
         self.shown = False  # a text before the calls
         self.held = ""  # perhaps a call begins here, or has begun
 
@@ -35,7 +48,7 @@ class CallFinder:
     def _begin(self) -> int:
         """Return where the first call may begin in the text that is held."""
         before = self.form.before
-        if not before:  # calls are all that an answer has
+        if not before:  # nothing stands ahead of a call
             rest = self.held.lstrip()
             return len(self.held) if self.shown or (rest and rest[0] not in "{[") else 0
         if before in self.held:
@@ -45,38 +58,45 @@ class CallFinder:
         return next(starts, len(self.held))
 
     def close(self) -> tuple[str, list[Record]]:
-        """Return the rest of the text, and the calls; without a call that can be read, all of it is text."""
+        """Return the text that is left, and the calls; without a call that can be read, all of it is text."""
         held, self.held = self.held, ""
-        calls = self._calls(held)
-        return ("", calls) if calls else (held, [])
+        place = 0
+        while held and place != -1:
+            calls, rest = self._calls(held[place:])
+            if calls:
+                return held[:place] + rest, calls if self.several else calls[:1]
+            # A thought may have spelled the mark: the next one counts.
+            place = held.find(self.form.before, place + 1) if self.form.before else -1
+        return held, []
 
-    def _calls(self, text: str) -> list[Record]:
-        """Return the calls that make up a text; none if anything else is in it."""
+    def _calls(self, text: str) -> tuple[list[Record], str]:
+        """Return the calls with which a text begins, and the text behind them."""
         found: list[Record] = []
-        rest = text.strip()
-        while rest:
-            if not rest.startswith(self.form.before):
-                return []
+        rest = text.lstrip()
+        while rest.startswith(self.form.before):
             try:
                 value, end = JSON.raw_decode(rest.removeprefix(self.form.before).lstrip())
+                values = value if isinstance(value, list) else [value]
+                calls = [call for call in map(self._call, values) if call]
             except (ValueError, RecursionError):
-                return []
-            rest = rest.removeprefix(self.form.before).lstrip()[end:].lstrip()
+                break
+            if not calls or len(calls) < len(values):
+                break
+            found += calls
             # The token that ends a turn may stand for the mark.
-            rest = rest.removeprefix(self.form.after).lstrip(" \n;")
-            calls = [self._call(one) for one in (value if isinstance(value, list) else [value])]
-            if not calls or None in calls:
-                return []
-            found += [call for call in calls if call]
-        return found
+            behind = rest.removeprefix(self.form.before).lstrip()[end:].lstrip()
+            rest = behind.removeprefix(self.form.after).lstrip(" \n;")
+        return found, rest
 
     def _call(self, value: Any) -> Record | None:
         """Return a call in OpenAI's form; None for what is none of a tool that was offered."""
         if not isinstance(value, dict):
             return None
         name = value.get(self.form.name)
-        arguments = value.get(self.form.arguments, {})
+        arguments = value.get(self.form.arguments) or {}
         if not isinstance(name, str) or name not in self.tools or not isinstance(arguments, dict):
             return None
-        function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
-        return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+        written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        written.encode()  # half a character is an error
+        number = "".join(secrets.choice(LETTERS) for _ in range(ID_LENGTH))
+        return {"id": number, "type": "function", "function": {"name": name, "arguments": written}}

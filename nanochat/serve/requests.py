@@ -72,6 +72,7 @@ class ApiRequest:
     # Likeliest tokens with log-probabilities beside each token; None: no log-probabilities.
     likely: int | None = None
     tools: Collection[str] = ()  # names of those that the model may call
+    parallel_calls: bool = True  # more than one in an answer
 
     @property
     def sample_count(self) -> int:
@@ -127,6 +128,8 @@ class Function(BaseModel):
 
 
 class Tool(BaseModel):
+    """Something that the model may call."""
+
     model_config = ConfigDict(strict=True, extra="allow")
 
     type: Literal["function"] = "function"
@@ -142,6 +145,7 @@ class ChatFields(CommonFields):
     top_logprobs: int = Field(0, ge=0, le=20)  # likeliest tokens beside each token; needs logprobs
     tools: list[Tool] = Field([], max_length=128)
     tool_choice: Any = "auto"
+    parallel_tool_calls: bool = True
 
 
 class CompletionFields(CommonFields):
@@ -151,7 +155,8 @@ class CompletionFields(CommonFields):
     logprobs: int | None = Field(None, ge=0, le=5)
 
 
-OF_TOOLS = ("tool_calls", "tool_call_id", "name")  # further keys of messages, for templates that know tools
+# Further keys of messages, by role, for templates that know tools.
+TOOL_KEYS = {"assistant": ("tool_calls",), "tool": ("tool_call_id", "name")}
 
 # ---- from a body to a checked request ----
 
@@ -189,9 +194,9 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
         # In answers of ours: `content` alone would lose the calculator's work.
         content = message.get("parts") or message.get("content")
         said = {"role": "system" if role == "developer" else role, "content": content}  # newer clients' name
-        messages.append(said | {name: message[name] for name in OF_TOOLS if message.get(name)})
+        messages.append(said | {key: message[key] for key in TOOL_KEYS.get(str(role), ()) if message.get(key)})
     if messages[-1]["role"] == "assistant":
-        raise ApiError(400, "the last message has to be the user's", "messages")
+        raise ApiError(400, "the last message has to be the user's, or a tool's result", "messages")
     tools = _offered(fields, served)
     try:
         # User and assistant must take turns, unless a template of a public model has the say.
@@ -210,6 +215,7 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
         prompts=[prompt],
         likely=fields.top_logprobs if fields.logprobs else None,
         tools=frozenset(tool["function"]["name"] for tool in tools),
+        parallel_calls=fields.parallel_tool_calls,
     )
 
 
@@ -219,9 +225,9 @@ def _offered(fields: ChatFields, served: ServedModel) -> list[Record]:
         raise ApiError(400, "tool_choice: auto and none are known, no model here can be made to call", "tool_choice")
     if fields.tool_choice == "none" or not fields.tools:
         return []
-    template = served.tokenizer.template
+    template = None if served.is_base else served.tokenizer.template
     if not template or not template.call_form:
-        raise ApiError(400, "tools: the chat template of this model has none, leave the field out", "tools")
+        raise ApiError(400, "tools: this model has no chat template that writes calls as JSON, leave it out", "tools")
     return [tool.model_dump() for tool in fields.tools]
 
 

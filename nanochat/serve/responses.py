@@ -70,7 +70,7 @@ class Choice:
         self._reply = Reply(tokenizer)
         self._stops = StopFinder(request.fields.stop)
         form = tokenizer.template.call_form if request.tools and tokenizer.template else None
-        self._finder = CallFinder(form, request.tools) if form else None
+        self._finder = CallFinder(form, request.tools, request.parallel_calls) if form else None
         self._calls: list[Record] = []  # of tools; known at the end, and not sent
         self._pieces: list[Piece] = []  # shown, but not sent
         if request.echo:

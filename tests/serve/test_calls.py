@@ -25,6 +25,24 @@ def found(form: CallForm, pieces: list[str]) -> tuple[str, list[Record]]:
     return shown + rest, calls
 
 
+def test_a_call_without_arguments_and_one_that_is_nested_too_deep() -> None:
+    for written in ('{"name": "add"}', '{"name": "add", "arguments": null}', '{"name": "add", "arguments": {}}'):
+        assert functions(found(TAGS, [f"<tool_call>{written}</tool_call>"])[1]) == [("add", {})]
+    deep = f'<tool_call>{{"name": "add", "arguments": {{"a": {"[" * 100_000}'
+    assert found(TAGS, [deep]) == (deep, [])
+
+
+def test_one_call_where_no_more_are_wanted() -> None:
+    """A client says so, or a template that refuses a message with two."""
+    text = '{"name": "add", "parameters": {}}; {"name": "날씨", "parameters": {}}'
+    for form, several in ((BARE, False), (BARE._replace(several=False), True)):
+        finder = CallFinder(form, {"add", "날씨"}, several)
+        assert finder.feed(text) == ""
+        shown, calls = finder.close()
+        assert (shown, functions(calls)) == ("", [("add", {})])
+        assert re.fullmatch("[A-Za-z0-9]{9}", calls[0]["id"])
+
+
 def functions(calls: list[Record]) -> list[tuple[str, Any]]:
     return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
 
@@ -38,6 +56,11 @@ tags | <tool_call>ADD 1;</tool_call>\n<tool_call>ADD "}</tool_call>";</tool_call
 tags | <tool_call>[ADD 1;, ADD 2;]</tool_call> | | add 1 add 2
 tags | <tool_call>{"name": "날씨", "arguments": {"a": "부산"}}</tool_call> | | 날씨 "부산"
 bare | ADD 1; | | add 1
+tags | <tool_call>ADD 1;</tool_call>\n\nDone. | Done. | add 1
+tags | <tool_call>ADD 1;</tool_call><tool_call>{"name" | <tool_call>{"name" | add 1
+tags | <think>A <tool_call> now.</think>\n<tool_call>ADD 1;</tool_call> | <think>A <tool_call> now.</think> | add 1
+tags | <tool_call>{"name": "add", "arguments": {"a": 1}}{"name": 3}</tool_call> | {"name": 3}</tool_call> | add 1
+bare | ADD 1; Done. | Done. | add 1
 bare | \nADD 1;; ADD 2; | | add 1 add 2
 """
 # What is none is shown as it is.
@@ -47,12 +70,16 @@ tags | Two and two is ADD 2;.
 tags | <tool_cal
 tags | <tool_call>add(1)</tool_call>
 tags | <tool_call>{"name": "add", "arguments": {"a": 1}
-tags | <tool_call>ADD 1;</tool_call> Done.
 tags | <tool_call>{"name": "other", "arguments": {"a": 1}}</tool_call>
 tags | <tool_call>{"name": "add", "arguments": "1"}</tool_call>
 tags | <tool_call>{"name": ["add"], "arguments": {}}</tool_call>
 tags | <tool_call>[]</tool_call>
 tags | <tool_call>1</tool_call>
+tags | <tool_call>[ADD 1;, {"name": "other", "arguments": {}}]</tool_call>
+tags | <tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>
+tags | <tool_call>{"name": "add", "arguments": {"a": 1e999}}</tool_call>
+tags | <tool_call>{"name": "add", "arguments": {"a": "\ud800"}}</tool_call>
+tags | <tool_call> and <tool_call> again
 bare | It is ADD 1;
 bare | {"a": 1}
 bare | [1, 2]

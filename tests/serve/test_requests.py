@@ -119,7 +119,7 @@ chat(logprobs=True, top_logprobs=21) | top_logprobs | less than or equal to 20
 chat(logprobs=True, top_logprobs=-1) | top_logprobs | greater than or equal to 0
 chat(top_logprobs=1) | top_logprobs | logprobs has to be true
 chat(tools=[{"type": "function"}]) | tools | tools.0.function: Field required
-chat(tools=[{"function": {"name": "add"}}]) | tools | the chat template of this model has none, leave the field out
+chat(tools=[{"function": {"name": "add"}}]) | tools | no chat template that writes calls as JSON
 chat(tools=[{"function": {"name": "add"}}], tool_choice="required") | tool_choice | auto and none are known
 chat(messages=[*HI, {"role": "tool", "content": "4"}]) | messages | role is 'tool' where 'assistant' is due
 chat(presence_penalty=0.5) | presence_penalty | does not support

@@ -160,35 +160,31 @@ class JinjaTemplate:
     @cached_property
     def call_form(self) -> CallForm | None:
         """How calls of tools are written, found by rendering one; None if no JSON with its name and arguments is."""
-        function = {"name": PROBE, "description": PROBE, "parameters": {"type": "object", "properties": {}}}
         call = {"id": "call00000", "type": "function", "function": {"name": PROBE, "arguments": {PROBE: 1}}}
-        messages: list[dict[str, Any]] = [
-            {"role": "user", "content": "Hi"},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-        ]
-        tools = [{"type": "function", "function": function}]
+        parameters = {"type": "object", "properties": {}}
+        tools = [{"type": "function", "function": {"name": PROBE, "description": PROBE, "parameters": parameters}}]
+        question = {"role": "user", "content": "Hi"}
         try:
-            told, untold = (self.text(messages[:1], offered, prompt=True) for offered in (tools, None))
-            written = self.text(messages, tools)
+            told, untold = (self.text([question], offered, prompt=True) for offered in (tools, None))
+            written = self.text([question, {"role": "assistant", "content": "", "tool_calls": [call]}], tools)
         except TemplateError:
             return None
-        if told == untold:
+        found = [] if told == untold else list(_probes(written))
+        if not found:
             return None
-        is_behind = written.startswith(told)
-        for place in re.finditer(r"\{", written):
-            try:
-                value, end = json.JSONDecoder().raw_decode(written, place.start())
-            except ValueError:
-                continue
-            keys = {json.dumps(content): key for key, content in value.items()}
-            name, arguments = keys.get(json.dumps(PROBE)), keys.get(json.dumps({PROBE: 1}))
-            if name and arguments:
-                # A list of calls has brackets, and special tokens are not shown: the mark is the word beside those.
-                before = self.names.sub("\n", written[len(told) * is_behind : place.start()]).rstrip(" \n[")
-                after = self.names.sub("\n", written[end:]).lstrip(" \n]")
-                form = CallForm(re.split(r"\s", before)[-1], re.split(r"\s", after)[0], name, arguments)
-                return form if is_behind or form.before.startswith(("<", "[")) else None
-        return None
+        (start, end), name, arguments = found[-1]  # behind an example, if the template shows one
+        # A list of calls has brackets, and special tokens are not shown: the mark is the word beside those.
+        before = self.names.sub("\n", written.removeprefix(told)[: start - len(written)]).rstrip(" \n[")
+        after = self.names.sub("\n", written[end:]).lstrip(" \n]")
+        mark = re.split(r"\s", before)[-1]
+        if not written.startswith(told) and not mark.startswith(("<", "[")):
+            return None
+        try:
+            self.text([question, {"role": "assistant", "content": "", "tool_calls": [call, call]}], tools)
+            several = True
+        except TemplateError:
+            several = False
+        return CallForm(mark, re.split(r"\s", after)[0], name, arguments, several)
 
     # ---- to tokens ----
 
@@ -304,7 +300,10 @@ class JinjaTemplate:
             changed: dict[str, Any] = {**said, **_calls(message)}
             if message.get("content") is not None:
                 changed["content"] = _spoken(message)
-            marked = self._without_names(changed)
+            try:
+                marked = self._without_names(changed)
+            except RecursionError:
+                raise TemplateError("a message is nested too deep for a chat template") from None
             if message["role"] == "assistant" and marked.get("content") is not None:
                 marked["content"] = self._marked_names(changed["content"], self.sought)
             found.append(marked)
@@ -367,7 +366,8 @@ def _calls(message: Message) -> dict[str, Any]:
         arguments = function.get("arguments") if isinstance(function, dict) else None
         if isinstance(arguments, str):
             try:
-                found = json.loads(arguments)
+                found = json.loads(arguments or "{}")
+                json.dumps(found, ensure_ascii=False).encode()  # half a character is an error
             except (ValueError, RecursionError):
                 found = None
             if not isinstance(found, dict):
@@ -375,6 +375,19 @@ def _calls(message: Message) -> dict[str, Any]:
             changed = {**function, "arguments": found}
             call.update({"function": changed} if "function" in call else changed)
     return {"tool_calls": calls} if calls else {}
+
+
+def _probes(text: str) -> Iterator[tuple[Span, str, str]]:
+    """Yield where the call of the probe stands as JSON in a text, and the keys of its name and its arguments."""
+    for place in re.finditer(r"\{", text):
+        try:
+            value, end = json.JSONDecoder().raw_decode(text, place.start())
+        except ValueError:
+            continue
+        keys = {json.dumps(content): key for key, content in value.items()}
+        name, arguments = keys.get(json.dumps(PROBE)), keys.get(json.dumps({PROBE: 1}))
+        if name and arguments:
+            yield (place.start(), end), name, arguments
 
 
 def _check_calls(messages: Sequence[dict[str, Any]], written: str) -> None:

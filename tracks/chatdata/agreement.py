@@ -27,7 +27,7 @@ from tracks.chatdata.topics import TOPICS, topic_of_row
 class Config(TeacherSettings, TagSettings):
     """Compare topics with those that a language model, which also wrote the rules, gave 300 conversations."""
 
-    tag = option("rules", "name of the comparison, and of its folder")
+    tag = option("", "name of the comparison, and of its folder (default: rules, or teacher)")
     draw: str = option("", "write the conversations to label to this file, with their texts, and compare nothing")
 
 
@@ -88,7 +88,7 @@ def main(config: Config) -> None:
         return
     from tracks.chatdata.labelled import labelled_rows
 
-    outcome = Outcome.begin("agreement", config.tag, config)
+    outcome = Outcome.begin("agreement", config.tag or ("teacher" if config.teacher else "rules"), config)
     rows = labelled_rows()
     if config.teacher:
         numbered = [row | {"number": number} for number, row in enumerate(rows)]
@@ -98,8 +98,8 @@ def main(config: Config) -> None:
         rows = [row | {"topic": topic_of_row(row)} for row in rows]
     outcome.tables = [score_table(rows), confusion_table(rows, "tune"), confusion_table(rows, "test")]
     outcome.metrics = {
-        "Topics by": config.teacher_model or "a teacher" if config.teacher else "rules",
-        "Labels by": "a language model, which also wrote the rules: the agreement of rules is an upper bound",
+        "Topics by": config.teacher_model if config.teacher else "rules",
+        "Labels by": "a language model" + ("" if config.teacher else ", which also wrote the rules: an upper bound"),
         "Rows": len(rows),
     }
     outcome.finish()

@@ -442,8 +442,10 @@ def _training_step(spec: Spec, run: Run) -> Step:
     own = {"--tag": tag, "--seed": str(run.seed), BUDGETS[budget]: str(amount)}  # the seed may be 0
     # A rate is a factor of the stage's own, or of that in the flags.
     for flag, usual in trained.rates.items():
-        default = _answer_lr_frac(spec, run.base) if usual is None else usual
-        own[flag] = str(round(run.rate * float(flags.get(flag, default)), 10))
+        fraction = flags.get(flag, usual)
+        if fraction is None:
+            fraction = _answer_lr_frac(spec, run.base)
+        own[flag] = str(round(run.rate * float(fraction), 10))
     if spec.is_pretraining:
         own["--tokenizer-tag"] = run.base
     else:

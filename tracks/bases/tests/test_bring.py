@@ -250,6 +250,19 @@ def test_a_model_that_has_learned_to_call_a_tool_calls_it_through_the_server(hom
         messages = [*asked, choice.message.model_dump(exclude_none=True), result]
         [choice] = client.chat.completions.create(messages=messages, **settings).choices
         assert (choice.finish_reason, choice.message.content) == ("stop", "It is 7.")
+        # Each sample has calls of its own; what a stop or the limit cuts off is no call.
+        both = client.chat.completions.create(messages=asked, n=2, logprobs=True, **settings).choices
+        assert [choice.finish_reason for choice in both] == ["tool_calls"] * 2
+        assert len({choice.message.tool_calls[0].id for choice in both}) == 2
+        assert all(choice.logprobs.content for choice in both)
+        chunks = [
+            one.choices[0] for one in client.chat.completions.create(messages=asked, n=2, stream=True, **settings)
+        ]
+        assert sorted(one.index for one in chunks if one.delta.tool_calls) == [0, 1]
+        for cut, reason in (({"stop": "3"}, "stop"), ({"max_tokens": 5}, "length")):
+            [choice] = client.chat.completions.create(messages=asked, **cut, **settings).choices
+            assert (choice.finish_reason, choice.message.tool_calls) == (reason, None)
+            assert '<tool_call>\n{"name": "add", "arguments": {"a": '.startswith(choice.message.content)
         # Without tools in sight the same text is no call.
         [choice] = client.chat.completions.create(messages=asked, tool_choice="none", **settings).choices
         assert choice.message.tool_calls is None

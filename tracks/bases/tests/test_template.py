@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from tokenizers import AddedToken, Tokenizer
 from nanochat.chat import fitted_prompt, render_conversation, render_prompt
 from nanochat.errors import TemplateError, UserError
 from nanochat.paths import tokenizer_file
+from nanochat.protocols import CallForm
+from nanochat.serve.requests import ApiError, ServedModel, parse_chat
 from tasks.chats import json_lines
 from tracks.bases.template import BEGIN, BREAK, END, JinjaTemplate
 from tracks.bases.tests.public_models import CHATML, TEXT, tokenizer_for
@@ -418,16 +421,69 @@ BARE = LISTED.replace("'[CALLS] ['", "''").replace("'arguments'", "'parameters'"
 WITHOUT = [CHATML, TOOLS, CALLING, LISTED.replace("'[CALLS] ['", "raise_exception('no')")]
 
 
+def form_of(template: str) -> CallForm | None:
+    return public("qwen3", template=template).template.call_form
+
+
 def test_how_calls_are_written_is_found_by_rendering_one() -> None:
     tags = LISTED.replace("[CALLS] [", "\n<tool_call>\n").replace("{{ ']' }}", "{{ '\n</tool_call>' }}")
-    assert public("qwen3", template=tags).template.call_form == ("<tool_call>", "</tool_call>", "name", "arguments")
-    assert public("qwen3", template=LISTED).template.call_form == ("[CALLS]", "", "name", "arguments")
-    assert public("qwen3", template=BARE).template.call_form == ("", "", "name", "parameters")
-    # A thought that is written before a call is no part of its mark, and neither is a special token.
-    thinking = tags.replace("'\n<tool_call>", "'<think>\n\n</think>\n\n<tool_call>")
-    assert public("qwen3", template=thinking).template.call_form.before == "<tool_call>"
-    special = tags.replace("<tool_call>", "<|im_start|>")
-    assert public("qwen3", template=special).template.call_form.before == ""
+    in_tags = CallForm("<tool_call>", "</tool_call>", "name", "arguments")
+    assert form_of(tags) == in_tags
+    assert form_of(LISTED) == CallForm("[CALLS]", "", "name", "arguments")
+    assert form_of(BARE) == CallForm("", "", "name", "parameters")
+    # An example among the instructions is none, a thought before a call is no part of its mark, nor is a special token.
+    example = tags.replace("{{ tools | tojson }}", "{{ tools | tojson }}" + '<use>{"name": "x", "arguments": {}}</use>')
+    assert form_of(example) == in_tags
+    assert form_of(tags.replace("'\n<tool_call>", "'<think>\n\n</think>\n\n<tool_call>")) == in_tags
+    assert form_of(tags.replace("<tool_call>", "<|im_start|>")) == in_tags._replace(before="")
+    refusing = "{% if m.tool_calls | length > 1 %}{{ raise_exception('one') }}{% endif %}"
+    one = tags.replace("{% for c in", refusing + "{% for c in")
+    assert form_of(one) == in_tags._replace(several=False)
+
+
+# Whatever a client sends with a conversation of tools is answered, or refused in a sentence.
+ODD_MESSAGES: list[dict[str, Any]] = [
+    {"role": "assistant", "content": "Hi", "tool_calls": "abc"},
+    {"role": "assistant", "tool_calls": [1]},
+    {"role": "assistant", "tool_calls": [{}]},
+    {"role": "assistant", "tool_calls": [{"function": []}]},
+    {"role": "assistant", "tool_calls": [{"function": {"name": {"a": 1}, "arguments": {}}}]},
+    *(
+        {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": arguments}}]}
+        for arguments in ("[", '{"a": "\\ud800"}', '{"a":' + 600 * "[" + 600 * "]" + "}", 5000 * '{"a":')
+    ),
+    {"role": ["tool"], "content": "1"},
+]
+
+
+@pytest.mark.parametrize("message", ODD_MESSAGES)
+def test_odd_messages_are_refused_by_the_server(message: dict[str, Any]) -> None:
+    served = ServedModel("mine", public("qwen3", template=LISTED), 512)
+    question = {"role": "user", "content": "Hi"}
+    with pytest.raises(ApiError) as caught:
+        parse_chat(json.dumps({"messages": [question, message, question], "tools": [TOOL]}).encode(), served)
+    assert caught.value.status_code == 400
+
+
+def test_calls_are_a_list_of_objects_whoever_makes_them() -> None:
+    for calls in (5, "abc", [1]):
+        for role in ("user", "assistant"):
+            with pytest.raises(UserError, match="message 1: its tool_calls are no list of objects"):
+                render_prompt({"messages": [{"role": role, "content": "Hi", "tool_calls": calls}]}, public("qwen3"))
+
+
+def test_turns_of_tools_reach_the_template_of_a_server() -> None:
+    served = ServedModel("mine", public("qwen3", template=LISTED), 512)
+    called = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": ""}}]}
+    result = {"role": "tool", "tool_call_id": "123456789", "name": "add", "content": "2"}
+    body = {"messages": [{"role": "user", "content": "Hi"}, called, result], "tools": [TOOL]}
+    request = parse_chat(json.dumps(body).encode(), served)
+    text = served.tokenizer.decode(request.prompts[0].tokens)
+    assert '[CALLS] [{"name": "add", "arguments": {}}]' in text
+    assert text.endswith("tool:2<|im_end|>assistant:")
+    assert (request.tools, request.parallel_calls) == ({"add"}, True)
+    with pytest.raises(ApiError, match="no chat template that writes calls"):
+        parse_chat(json.dumps(body).encode(), replace(served, is_base=True))
 
 
 @pytest.mark.parametrize("template", WITHOUT)
