@@ -26,8 +26,7 @@ from nanochat.scaling import CPU_TOKENS, RunPlan, row_choices
 from nanochat.settings import PretrainSettings, TrainingSettings
 from nanochat.timing import Pace, Part, Pause, parts_of, seconds_of, text_pause
 
-# Of a CPU core, where no run was measured. SmolLM2-135M was tuned at 71 GFLOP/s a core in fp32 (AVX2), 106 and 160 in
-# bf16; the embedded scale trains at 111 in bf16, the CPU scale at 155 (dev/MEASURED.md, report cards).
+# Of a CPU core, where no run was measured; dev/MEASURED.md, "Speed of training on a CPU".
 CORE_FLOPS = {"fp32": 5e10, "bf16": 1e11}
 FIT_SHARE = 0.9  # share of an accelerator's memory that a plan may fill
 UNCOMPILED_KEEPS = 7 / 6  # of what a compiled model keeps
