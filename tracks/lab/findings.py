@@ -34,7 +34,7 @@ from nanochat.report.compare import Answers, read_answers
 from nanochat.statistics import Estimate, mean_estimate, measured
 from tracks.lab import significance
 from tracks.lab.alarms import LEFT_OUT, Alarm, alarms
-from tracks.lab.sweep import BPB, STAGES, Run, Spec, base_step, run_steps
+from tracks.lab.sweep import BPB, STAGES, Run, Spec, base_step, base_steps, is_chat_task, run_steps
 
 COLLAPSED = 0.95  # share of equal answers
 LONGEST = 160  # characters of a reason
@@ -85,7 +85,8 @@ Results = Sequence[RunResult]
 
 def read_results(spec: Spec, runs: Sequence[Run], is_held_out: bool = False) -> list[RunResult]:
     """Return the results of runs, or of merges. is_held_out: in the held-out benchmarks."""
-    parents = {} if spec.is_pretraining else {base: _read_base(spec, base) for base in spec.trainings}
+    bases = () if spec.is_pretraining else spec.trainings
+    parents = {base: _read_base(spec, base, base_steps(spec, base)) for base in bases}
     found = []
     for run in runs:
         steps = run_steps(spec, run, is_held_out=is_held_out)
@@ -112,12 +113,14 @@ def read_results(spec: Spec, runs: Sequence[Run], is_held_out: bool = False) -> 
     return found
 
 
-def _read_base(spec: Spec, base: str, slots: int = 0) -> dict[str, Answers]:
-    """Return the answers of a base; a UserError if its evaluation has failed."""
-    step = base_step(spec, base, slots)
-    if not step.outcome.exists():
-        raise UserError(f"the evaluation of {base} has failed, see the logs in {stage_dir('lab', spec.name)}")
-    return _read_all(spec, step)
+def _read_base(spec: Spec, base: str, steps: Sequence[Step]) -> dict[str, Answers]:
+    """Return the answers of a base; a UserError if one of its evaluations has failed."""
+    answers: dict[str, Answers] = {}
+    for step in steps:
+        if not step.outcome.exists():
+            raise UserError(f"the evaluation of {base} has failed, see the logs in {stage_dir('lab', spec.name)}")
+        answers |= _read_all(spec, step)
+    return answers
 
 
 def _read_all(spec: Spec, step: Step) -> dict[str, Answers]:
@@ -292,7 +295,12 @@ def write_recommendation(spec: Spec, results: Results) -> Path:
 
 def write_left_out(spec: Spec, results: Results) -> None:
     """Write the runs that are left out, by their evaluation, with the reasons: a leaderboard leaves them out too."""
-    found = {run_steps(spec, result.run)[-1].output: result.broken for result in results if result.broken}
+    broken = [result for result in results if result.broken]
+    found = {}
+    for result in broken:
+        outputs = [step.output for step in run_steps(spec, result.run)[1:]]
+        # Of bits per byte there is a leaderboard only where nothing else is.
+        found |= dict.fromkeys([name for name in outputs if "_eval" in name] or outputs, result.broken)
     write_json(stage_dir("lab", spec.name) / LEFT_OUT, found)
 
 
@@ -340,8 +348,8 @@ def write_noise(spec: Spec, outcome: Outcome) -> None:
     """Fill, print and write the outcome of repeated evaluations of the bases, with each number of engine slots."""
     rows = []
     for slots in [0, *spec.slots]:
-        evaluations = [_read_base(spec, base, slots) for base in spec.bases]
-        for name in spec.open_tasks:
+        evaluations = [_read_base(spec, base, [base_step(spec, base, slots)]) for base in spec.bases]
+        for name in filter(is_chat_task, spec.open_tasks):  # a likelihood is the same again
             # (bases, repeats, questions)
             scores = 100 * np.array([answers[name].right for answers in evaluations]).transpose(0, 2, 1)
             # A question that is answered by the likeliest letter has one answer, whatever the repeats.
@@ -465,7 +473,7 @@ def cost_table(spec: Spec, results: Results, sealed: Results) -> Record:
     final = [outcome for result in sealed for outcome in result.outcomes]
     recipe = []
     if not spec.is_pretraining:
-        recipe = [Outcome.load(base_step(spec, base).outcome) for base in spec.trainings]
+        recipe = [Outcome.load(step.outcome) for base in spec.trainings for step in base_steps(spec, base)]
     recipe += [outcome for result in results for outcome in result.outcomes if outcome not in final]
     rows = []
     for part, outcomes in {"Recipe": recipe, "Final": final}.items():

@@ -15,12 +15,13 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from nanochat.config import parse
+from nanochat.data.hub import HubError
 from nanochat.errors import UserError
 from nanochat.evals.core_tasks import open_core
 from nanochat.jobs.runner import Job
 from nanochat.log import print0, table_of
 from nanochat.outcome import Outcome
-from nanochat.paths import base_dir, newest_manifest, tokenizer_file
+from nanochat.paths import base_dir, newest_manifest, saved_steps, tokenizer_file
 from tasks import JUDGED, TASKS, find_task, open_tasks
 from tasks.chats import JsonLines, chat_files
 from tasks.mixing import Member, parse_mixture
@@ -83,13 +84,26 @@ def task_mistakes(spec: sweep.Spec) -> list[str]:
         unknown = [name for name in spec.core_tasks if name not in labels]
         return [f"{name} is no benchmark of base models, which do not chat: use {known}" for name in unknown]
     found = []
-    for task in spec.tasks:
+    labels = core_labels(spec)
+    for name in spec.tasks:
         try:
-            if find_task(task, JUDGED) != task:  # it is not opened
-                found.append(f"{task}: benchmarks are written as in docs/tasks.md")
+            if name not in labels and find_task(name, JUDGED) != name:  # it is not opened
+                found.append(f"{name}: benchmarks are written as in docs/tasks.md")
         except UserError as error:
-            found.append(str(error))
+            also = f", or a task of CORE: {', '.join(labels)}" if labels else ""
+            found.append(f"{error}{also}")
     return found
+
+
+def core_labels(spec: sweep.Spec) -> list[str]:
+    """Return the tasks of CORE, if benchmarks of a lab of chats may be some; they are read only then."""
+    folder = base_dir() / spec.parent_of(spec.bases[0])
+    if not spec.core_tasks or not saved_steps(folder):  # another sentence says so
+        return []
+    try:
+        return [task.label for task in open_core(newest_manifest(folder)["tokenizer"]["tag"])[1]]
+    except HubError:  # without a network they are no benchmarks
+        return []
 
 
 def refused_flags(config: "Config", spec: sweep.Spec) -> list[str]:
@@ -103,6 +117,8 @@ def refused_flags(config: "Config", spec: sweep.Spec) -> list[str]:
         found.append(f"--kind=rates needs the {sweep.STAGES[spec.stage].measure}: set --eval-every=0 in flags")
     if config.kind == "variance" and spec.is_pretraining:
         found.append("--kind=variance is for sampled answers, and base models are scored without sampling")
+    elif config.kind == "variance" and not any(map(sweep.is_chat_task, spec.open_tasks)):
+        found.append("--kind=variance is for benchmarks that are conversations: likelihoods are always the same")
     elif config.kind == "variance" and spec.repeats == 1:
         found.append("--kind=variance needs repeats = 2 or more")
     if config.engine != "local" and config.gpus < 0:
@@ -157,8 +173,12 @@ def count_questions(spec: sweep.Spec) -> dict[str, int]:
     base = newest_manifest(base_dir() / spec.parent_of(spec.bases[0]))
     tokenizer = base["tokenizer"]["tag"]  # names the world of the world's tasks
     most = int(spec.sampling.get("max_problems") or sys.maxsize)
-    tasks = open_tasks("|".join(spec.open_tasks), unsafe_exec=True, tokenizer=tokenizer)
-    return {name: min(len(tasks[name]), most) for name in spec.dev}
+    chats = list(filter(sweep.is_chat_task, spec.open_tasks))
+    found = dict(open_tasks("|".join(chats), unsafe_exec=True, tokenizer=tokenizer)) if chats else {}
+    core = [name for name in spec.dev if name not in chats]
+    counts = {task.label: len(task.items(0)) for task in (open_core(tokenizer, core)[1] if core else [])}
+    counts |= {name: len(task) for name, task in found.items()}
+    return {name: min(counts[name], most) for name in spec.dev}
 
 
 def flag_mistakes(spec: sweep.Spec) -> list[str]:
@@ -287,7 +307,7 @@ def evaluate_held_out(spec: sweep.Spec, results: Results, config: "Config") -> i
     if not runs:
         raise UserError("no run of the reference has a result: the report of the lab without --final names the reasons")
     chains = [sweep.run_steps(spec, run, is_held_out=True)[1:] for run in runs]
-    for [step] in chains:
+    for step in chain.from_iterable(chains):
         if not step.outcome.exists() and not any((base_dir() / step.parent).glob("step_*")):
             raise UserError(f"{step.parent} has no checkpoint any more: delete its folder to train it again")
     look = sweep.add_look(spec, path, runs)

@@ -20,7 +20,7 @@ from importlib import import_module
 from itertools import product, starmap
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
@@ -47,10 +47,11 @@ from nanochat.paths import (
 )
 from nanochat.report.card import cost
 from nanochat.settings import AnswerTuneSettings, FineTuneSettings, PretrainSettings, Rate
-from nanochat.stages import MODELS, Source
+from nanochat.stages import MODELS, Source, core_stage
+from tasks import JUDGED, find_task
 from tracks.lab import significance
 
-SOURCES = {MODELS[source]: source for source in MODELS}
+SOURCES: dict[str, Source] = {MODELS[source]: source for source in get_args(Source)}
 
 
 @dataclass(frozen=True)
@@ -195,8 +196,10 @@ class Spec(BaseModel):
 
     @property
     def core_tasks(self) -> list[str]:
-        """The benchmarks of base models that are tasks of CORE: all but bits per byte."""
-        return [name for name in self.tasks if name != BPB]
+        """The benchmarks that are tasks of CORE, scored by likelihood: those of base models, but for bits per byte."""
+        if self.is_pretraining:
+            return [name for name in self.tasks if name != BPB]
+        return [name for name in self.tasks if not is_chat_task(name)]
 
     @property
     def open_tasks(self) -> list[str]:
@@ -252,6 +255,15 @@ class Spec(BaseModel):
         if self.is_pretraining:
             return f"tok_train/{base}"
         return f"{MODELS[self.source]}/{base}"
+
+
+def is_chat_task(name: str) -> bool:
+    """Return True for the name of a task that is put as a conversation; tasks of CORE have other names."""
+    try:
+        find_task(name, JUDGED)
+    except UserError:
+        return False
+    return True
 
 
 def _flags_in(text: str) -> dict[str, str]:
@@ -336,6 +348,8 @@ def mistakes(spec: Spec) -> list[str]:
         found += [f"{task} is learned by chat_rl, and cannot be held_out" for task in spec.held_out if task in learned]
     if spec.is_pretraining:
         return found + _pretraining_mistakes(spec)
+    if "soup" in spec.methods and spec.merges and not any(map(is_chat_task, spec.dev)):
+        found.append("soup chooses by benchmarks that are conversations, and dev has none")
     if spec.text:
         found.append("text is for base_train: other stages have no bits per byte")
     if "flops" in spec.budget:
@@ -389,7 +403,7 @@ def base_chains(spec: Spec) -> list[Chain]:
     """Return the evaluations of the models that runs begin with: alarms compare a run with its base."""
     if spec.is_pretraining:
         return []
-    return [[base_step(spec, base)] for base in spec.trainings]
+    return [base_steps(spec, base) for base in spec.trainings]
 
 
 def chains_of(spec: Spec, runs: Sequence[Run], prunes: bool = False) -> list[Chain]:
@@ -417,18 +431,33 @@ def base_step(spec: Spec, base: str, slots: int = 0) -> Step:
     return _evaluation_step(spec, spec.parent_of(base), flags, spec.open_tasks)
 
 
+def base_steps(spec: Spec, base: str) -> list[Step]:
+    """Return all evaluations of a base: as a chat, and on tasks of CORE."""
+    core = [name for name in spec.core_tasks if name in spec.open_tasks]
+    steps = [base_step(spec, base)] if len(core) < len(spec.open_tasks) else []
+    parent = spec.parent_of(base)
+    return steps + _core_evaluation(spec, parent, spec.source, base, f"{spec.name}-{base}", core)
+
+
 def run_steps(spec: Spec, run: Run, is_held_out: bool = False) -> list[Step]:
     """Return training, or merging, and evaluation of a run. is_held_out: on the held-out benchmarks.
 
-    Base models have two evaluations, of bits per byte and of tasks, or one of them.
+    Base models have two evaluations, of bits per byte and of tasks of CORE, or one of them; models that chat have one
+    of tasks that are conversations, and one of tasks of CORE.
     """
     tag = spec.tag_of(run)
     if spec.is_pretraining:
         return [_training_step(spec, run), *_base_evaluations(spec, tag, is_held_out)]
     first = _training_step(spec, run) if run.mix in spec.mixes else _merge_step(spec, run)
-    flags = {"--source": SOURCES[spec.stage], "--tag": tag, "--out-tag": f"{tag}{HELD_OUT}" if is_held_out else tag}
+    source = SOURCES[spec.stage]
+    out_tag = f"{tag}{HELD_OUT}" if is_held_out else tag
+    flags = {"--source": source, "--tag": tag, "--out-tag": out_tag}
     tasks = spec.held_out if is_held_out else spec.open_tasks
-    return [first, _evaluation_step(spec, first.output, flags, tasks)]
+    core = [name for name in tasks if name in spec.core_tasks]
+    steps = [first]
+    if len(core) < len(tasks):
+        steps.append(_evaluation_step(spec, first.output, flags, tasks))
+    return steps + _core_evaluation(spec, first.output, source, tag, out_tag, core)
 
 
 def _training_step(spec: Spec, run: Run) -> Step:
@@ -467,7 +496,8 @@ def _training_step(spec: Spec, run: Run) -> Step:
 def _answer_lr_frac(spec: Spec, base: str) -> float:
     """Return what a stage of answers multiplies its parent's rates by, if no flag says it."""
     settings: type[AnswerTuneSettings] = import_module(_module_of(spec.stage)).Config
-    is_public = newest_manifest(base_dir() / spec.parent_of(base)).get("public")
+    folder = base_dir() / spec.parent_of(base)
+    is_public = saved_steps(folder) and newest_manifest(folder).get("public")
     return settings.public_lr_frac if is_public else settings.usual_lr_frac
 
 
@@ -489,7 +519,7 @@ def _merge_step(spec: Spec, run: Run) -> Step:
     if method == "task":
         flags["--scale"] = str(len(models))  # the sum of the changes, not their mean
     if method == "soup":
-        flags |= {"--dev": "|".join(spec.dev)} | spec.answering
+        flags |= {"--dev": "|".join(filter(is_chat_task, spec.dev))} | spec.answering
     return Step(
         f"{tag}-merge",
         ["tracks.lab.merge", *flag_words(flags)],
@@ -505,7 +535,10 @@ def _evaluation_step(spec: Spec, parent: str, flags: Mapping[str, str], tasks: S
     out_tag = flags["--out-tag"]
     return Step(
         f"{out_tag}-eval",
-        ["scripts.chat_eval", *flag_words({**flags, "--tasks": "|".join(tasks)} | spec.answering)],
+        [
+            "scripts.chat_eval",
+            *flag_words({**flags, "--tasks": "|".join(filter(is_chat_task, tasks))} | spec.answering),
+        ],
         output=f"chat_eval_{flags['--source']}/{out_tag}",
         parent=parent,
         quiet=True,
@@ -526,14 +559,22 @@ def _base_evaluations(spec: Spec, tag: str, is_held_out: bool) -> list[Step]:
         data = flags.get("--data", "")
         steps.append(Step(f"{tag}-loss", command, output=f"base_loss/{tag}", parent=model, data=data, quiet=True))
     tasks = [name for name in spec.core_tasks if (name in spec.held_out) == is_held_out]
-    if tasks:
-        out_tag = f"{tag}{HELD_OUT}" if is_held_out else tag
-        flags = {"--tag": tag, "--source": "base", "--tasks": ",".join(tasks), "--out-tag": out_tag}
-        if "max_problems" in spec.sampling:
-            flags["--max-per-task"] = str(spec.sampling["max_problems"])
-        command = ["scripts.base_eval", *flag_words(flags)]
-        steps.append(Step(f"{out_tag}-eval", command, output=f"base_eval/{out_tag}", parent=model, quiet=True))
-    return steps
+    out_tag = f"{tag}{HELD_OUT}" if is_held_out else tag
+    return steps + _core_evaluation(spec, model, "base", tag, out_tag, tasks)
+
+
+def _core_evaluation(
+    spec: Spec, parent: str, source: Source | Literal[""], tag: str, out_tag: str, tasks: Sequence[str]
+) -> list[Step]:
+    """Return the evaluation of a model on tasks of CORE; none without tasks. parent: the stage with its outcome."""
+    if not tasks:
+        return []
+    flags = {"--tag": tag, "--source": source, "--tasks": ",".join(tasks), "--out-tag": out_tag}
+    if "max_problems" in spec.sampling:
+        flags["--max-per-task"] = str(spec.sampling["max_problems"])
+    name = f"{out_tag}-eval" if spec.is_pretraining else f"{out_tag}-core"
+    command = ["scripts.base_eval", *flag_words(flags)]
+    return [Step(name, command, output=f"{core_stage(source or 'base')}/{out_tag}", parent=parent, quiet=True)]
 
 
 # ---- the plan ----
@@ -600,8 +641,10 @@ def _seconds_of_evaluation(spec: Spec) -> float | None:
     """Return the mean seconds of the bases' evaluations, which ask what a run's asks; None before they have ended."""
     if spec.is_pretraining:
         return None
-    paths = [base_step(spec, base).outcome for base in spec.trainings]
-    seconds = [Outcome.load(path).seconds for path in paths if path.exists()]
+    bases = [[step.outcome for step in base_steps(spec, base)] for base in spec.trainings]
+    seconds = [
+        sum(Outcome.load(path).seconds for path in paths) for paths in bases if all(path.exists() for path in paths)
+    ]
     return fmean(seconds) if seconds else None
 
 

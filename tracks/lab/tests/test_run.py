@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from bundles import HARD, write_bundle
 from chat_files import write_lines
 from tune_runs import FromParent, sums
 
@@ -29,7 +30,7 @@ both = { plain = 1, letters = 1 }
 plain = "json:FOLDER/chats.jsonl"
 letters = "json:FOLDER/chats.jsonl,ARC-Easy@50"
 [benchmarks]
-dev = ["ARC-Easy"]
+dev = ["ARC-Easy", "hard_choices"]
 stable = ["MMLU"]
 held_out = ["ARC-Challenge"]
 """
@@ -42,6 +43,7 @@ class Lab:
         self.python = python
         self.folder = FromParent(folder, "chat_sft", []).folder
         write_lines(folder / "chats.jsonl", *sums(60))
+        write_bundle(self.folder / "hub", HARD)
         self.home, self.spec, self.ledger = folder / "lab/mix", folder / "mix.toml", folder / "mix.looks.txt"
         self.spec.write_text(SPEC.replace("FOLDER", str(folder)))
 
@@ -113,8 +115,8 @@ def test_a_run_that_fails_is_a_hole_with_its_reason(lab) -> None:
     text = lab.spec.read_text().replace("[benchmarks]", f'broken = "{name}"\n[benchmarks]')
     spec.write_text(text.replace("[merges]", "[merges]\nnone = { plain = 1, broken = 1 }"))
     code, text = lab.run(f"--spec={spec}", "--tag=mix")
-    # Four runs and four merges of two steps, and the base's evaluation.
-    assert (code, text.count("already finished")) == (0, 17), text
+    # Four runs and four merges of three steps, and the two evaluations of the base.
+    assert (code, text.count("already finished")) == (0, 26), text
     outcome = read_json(lab.home / "outcome.json")
     assert outcome["metrics"]["Runs"] == "6, 2 of them left out"
     *_, (mix, seeds, reason, *_) = outcome["tables"][1]["rows"]
@@ -132,7 +134,7 @@ def test_held_out_benchmarks_are_opened_by_final_alone_and_looks_count(lab) -> N
     assert tags == {f"mix-parent-plain-1-{seed}-held-out" for seed in (1, 2)}
     code, text = lab.run("--final")
     # The same models again.
-    assert ("look 1" in text, text.count("already finished"), ": done in" in text) == (True, 17 + 2, False)
+    assert ("look 1" in text, text.count("already finished"), ": done in" in text) == (True, 26 + 2, False)
 
     lab.spec.write_text(lab.spec.read_text() + "\n# another hash\n")
     assert "look 2, no longer held out" in lab.run("--final")[1]
@@ -147,7 +149,7 @@ def test_without_checkpoints_nothing_is_trained_again(lab) -> None:
     assert (code, text.count(" are deleted")) == (0, 8), text
     assert not list(lab.folder.glob("chat_sft/*/step_*"))
     code, text = lab.run("--final")
-    assert (code, text.count("already finished"), ": done in" in text) == (0, 17 + 2, False), text
+    assert (code, text.count("already finished"), ": done in" in text) == (0, 26 + 2, False), text
     lab.forget_looks()
     for path in lab.folder.glob("chat_eval_sft/*-held-out/outcome.json"):
         path.unlink()

@@ -10,7 +10,7 @@ from nanochat.config import parse
 from nanochat.errors import UserError
 from nanochat.outcome import Outcome
 from nanochat.paths import write_text
-from scripts import chat_eval, chat_sft
+from scripts import base_eval, chat_eval, chat_sft
 from tracks.lab import merge
 from tracks.lab.kinds import check_disk, compare_mixes, flag_mistakes
 from tracks.lab.run import Config
@@ -28,6 +28,7 @@ from tracks.lab.sweep import (
 )
 from tracks.lab.tests.made_labs import make_lab, read_lab
 
+SOUP = "[merges]\nboth = { good = 1, bad = 1 }\n[benchmarks]"
 EXAMPLE = Path(__file__).resolve().parents[1] / "specs/remix.toml"
 
 
@@ -163,6 +164,37 @@ def test_steps_are_commands_of_the_scripts(base) -> None:
     assert (evaluated.tasks, evaluated.repeats, evaluated.temperature) == ("World-Facts|World-Choices", 2, 0.7)
     assert training.output == evaluation.parent == f"chat_sft/{tuned.tag}"
     assert run_steps(spec, spec.runs[0], is_held_out=True)[1].output == f"{evaluation.output}-held-out"
+
+
+def test_tasks_of_core_are_benchmarks_of_chats_too(base) -> None:
+    """A small model gives the same letter to all questions, and still knows the likelier ending of a sentence."""
+    tasks = {
+        'dev = ["World-Facts"]': 'dev = ["World-Facts", "piqa"]',
+        'held_out = ["World-Talk"]': 'held_out = ["copa"]',
+    }
+    spec = read_lab(base, tasks | {"temperature = 0.7": "temperature = 0.7\nmax_problems = 30"})
+    assert mistakes(spec) == []
+    training, chat, core = run_steps(spec, spec.runs[0])
+    assert [step.output for step in (chat, core)] == [
+        f"{stage}/lab-one-plain-1-1" for stage in ("chat_eval_sft", "base_eval_sft")
+    ]
+    assert parse(chat_eval.Config, chat.command[1:]).tasks == "World-Facts|World-Choices"
+    asked = parse(base_eval.Config, core.command[1:])
+    assert (asked.source, asked.tag, asked.tasks, asked.max_per_task) == ("sft", "lab-one-plain-1-1", "piqa", 30)
+    assert core.parent == training.output
+    held_out = run_steps(spec, spec.runs[0], is_held_out=True)[1:]
+    assert [step.output for step in held_out] == ["base_eval_sft/lab-one-plain-1-1-held-out"]
+    ends = [steps[-1].output for steps in base_chains(spec)]
+    assert ends == ["base_eval_mid/lab-one", "base_eval_mid/lab-two"]
+    soup = read_lab(
+        base,
+        {
+            'dev = ["World-Facts"]': 'dev = ["piqa"]',
+            "repeats = 2": 'repeats = 2\nmethods = ["soup"]',
+            "[benchmarks]": SOUP,
+        },
+    )
+    assert "soup chooses by benchmarks that are conversations, and dev has none" in mistakes(soup)
 
 
 def test_some_of_the_bases_can_be_chosen(base) -> None:
