@@ -88,7 +88,7 @@ MODELS = {stage.source: stage.parent for stage in STAGES if stage.source and sta
 Source = Literal["base", "mid", "sft", "dpo", "rl"]  # type of such a flag: the keys
 
 
-def core_stage(source: Source) -> str:
+def core_stage(source: str) -> str:
     """Return the stage of scripts.base_eval for the model of --source."""
     return "base_eval" if source == "base" else f"base_eval_{source}"
 

@@ -20,7 +20,7 @@ from importlib import import_module
 from itertools import product, starmap
 from pathlib import Path
 from statistics import fmean
-from typing import Literal, get_args
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
@@ -51,7 +51,7 @@ from nanochat.stages import MODELS, Source, core_stage
 from tasks import JUDGED, find_task
 from tracks.lab import significance
 
-SOURCES: dict[str, Source] = {MODELS[source]: source for source in get_args(Source)}
+SOURCES = {MODELS[source]: source for source in MODELS}
 
 
 @dataclass(frozen=True)
@@ -563,9 +563,7 @@ def _base_evaluations(spec: Spec, tag: str, is_held_out: bool) -> list[Step]:
     return steps + _core_evaluation(spec, model, "base", tag, out_tag, tasks)
 
 
-def _core_evaluation(
-    spec: Spec, parent: str, source: Source | Literal[""], tag: str, out_tag: str, tasks: Sequence[str]
-) -> list[Step]:
+def _core_evaluation(spec: Spec, parent: str, source: str, tag: str, out_tag: str, tasks: Sequence[str]) -> list[Step]:
     """Return the evaluation of a model on tasks of CORE; none without tasks. parent: the stage with its outcome."""
     if not tasks:
         return []
@@ -574,7 +572,7 @@ def _core_evaluation(
         flags["--max-per-task"] = str(spec.sampling["max_problems"])
     name = f"{out_tag}-eval" if spec.is_pretraining else f"{out_tag}-core"
     command = ["scripts.base_eval", *flag_words(flags)]
-    return [Step(name, command, output=f"{core_stage(source or 'base')}/{out_tag}", parent=parent, quiet=True)]
+    return [Step(name, command, output=f"{core_stage(source)}/{out_tag}", parent=parent, quiet=True)]
 
 
 # ---- the plan ----
