@@ -59,23 +59,26 @@ class CallFinder:
 
     def close(self) -> tuple[str, list[Record]]:
         """Return the text that is left, and the calls; without a call that can be read, all of it is text."""
-        held, self.held = self.held, ""
-        place = 0
-        while held and place != -1:
-            calls, rest = self._calls(held[place:])
-            if calls:
-                return held[:place] + rest, calls if self.several else calls[:1]
-            # A thought may have spelled the mark: the next one counts.
-            place = held.find(self.form.before, place + 1) if self.form.before else -1
-        return held, []
+        left, self.held = self.held, ""
+        text = ""
+        found: list[Record] = []
+        while left:
+            calls, rest = self._calls(left)
+            found += calls
+            # A thought may have spelled the mark, and text may stand between calls: the next mark counts.
+            place = rest.find(self.form.before, 0 if calls else 1) if self.form.before else -1
+            end = len(rest) if place == -1 else place
+            text, left = text + rest[:end], rest[end:]
+        return text, found if self.several else found[:1]
 
     def _calls(self, text: str) -> tuple[list[Record], str]:
         """Return the calls with which a text begins, and the text behind them."""
         found: list[Record] = []
-        rest = text.lstrip()
-        while rest.startswith(self.form.before):
+        rest = text
+        while (body := rest.lstrip()).startswith(self.form.before):
+            body = body.removeprefix(self.form.before).lstrip()
             try:
-                value, end = JSON.raw_decode(rest.removeprefix(self.form.before).lstrip())
+                value, end = JSON.raw_decode(body)
                 values = value if isinstance(value, list) else [value]
                 calls = [call for call in map(self._call, values) if call]
             except (ValueError, RecursionError):
@@ -84,8 +87,7 @@ class CallFinder:
                 break
             found += calls
             # The token that ends a turn may stand for the mark.
-            behind = rest.removeprefix(self.form.before).lstrip()[end:].lstrip()
-            rest = behind.removeprefix(self.form.after).lstrip(" \n;")
+            rest = body[end:].lstrip().removeprefix(self.form.after).lstrip(" \n;")
         return found, rest
 
     def _call(self, value: Any) -> Record | None:

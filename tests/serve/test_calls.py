@@ -60,6 +60,7 @@ tags | <tool_call>ADD 1;</tool_call>\n\nDone. | Done. | add 1
 tags | <tool_call>ADD 1;</tool_call><tool_call>{"name" | <tool_call>{"name" | add 1
 tags | <think>A <tool_call> now.</think>\n<tool_call>ADD 1;</tool_call> | <think>A <tool_call> now.</think> | add 1
 tags | <tool_call>{"name": "add", "arguments": {"a": 1}}{"name": 3}</tool_call> | {"name": 3}</tool_call> | add 1
+tags | <tool_call>ADD 1;</tool_call>\nNext:\n<tool_call>ADD 2;</tool_call> | Next: | add 1 add 2
 bare | ADD 1; Done. | Done. | add 1
 bare | \nADD 1;; ADD 2; | | add 1 add 2
 """

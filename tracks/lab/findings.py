@@ -28,7 +28,7 @@ from nanochat.errors import UserError
 from nanochat.jobs.runner import Step, saved_record
 from nanochat.log import Record, metric_curve, read_metrics, table_of
 from nanochat.outcome import Outcome
-from nanochat.paths import stage_dir, write_json
+from nanochat.paths import read_json, stage_dir, write_json
 from nanochat.report.card import cost
 from nanochat.report.compare import Answers, read_answers
 from nanochat.statistics import Estimate, mean_estimate, measured
@@ -295,13 +295,16 @@ def write_recommendation(spec: Spec, results: Results) -> Path:
 
 def write_left_out(spec: Spec, results: Results) -> None:
     """Write the runs that are left out, by their evaluation, with the reasons: a leaderboard leaves them out too."""
-    broken = [result for result in results if result.broken]
-    found = {}
-    for result in broken:
+    path = stage_dir("lab", spec.name) / LEFT_OUT
+    found: dict[str, str] = read_json(path) if path.exists() else {}  # of bases that --bases leaves out today
+    for result in results:
         outputs = [step.output for step in run_steps(spec, result.run)[1:]]
-        # Of bits per byte there is a leaderboard only where nothing else is.
-        found |= dict.fromkeys([name for name in outputs if "_eval" in name] or outputs, result.broken)
-    write_json(stage_dir("lab", spec.name) / LEFT_OUT, found)
+        for name in outputs:
+            found.pop(name, None)
+        if result.broken:
+            # A leaderboard has no bits per byte; they name a run that has nothing else.
+            found |= dict.fromkeys([name for name in outputs if "_eval" in name] or outputs, result.broken)
+    write_json(path, found)
 
 
 def write_report(spec: Spec, outcome: Outcome, results: Results, merged: Results, look: int = 0) -> None:

@@ -84,26 +84,31 @@ def task_mistakes(spec: sweep.Spec) -> list[str]:
         unknown = [name for name in spec.core_tasks if name not in labels]
         return [f"{name} is no benchmark of base models, which do not chat: use {known}" for name in unknown]
     found = []
-    labels = core_labels(spec)
-    for name in spec.tasks:
+    labels: list[str] = []
+    obstacle = ""
+    if is_core_known := bool(saved_steps(base_dir() / spec.parent_of(spec.bases[0]))):  # else another sentence says so
         try:
-            if name not in labels and find_task(name, JUDGED) != name:  # it is not opened
+            labels = core_labels(spec)
+        except HubError as error:
+            obstacle = f"; CORE's tasks cannot be read: {error}"
+    for name in spec.tasks:
+        if name in labels or (name in spec.core_tasks and not is_core_known):
+            continue
+        try:
+            if find_task(name, JUDGED) != name:  # it is not opened
                 found.append(f"{name}: benchmarks are written as in docs/tasks.md")
         except UserError as error:
-            also = f", or a task of CORE: {', '.join(labels)}" if labels else ""
+            also = f", or a task of CORE: {', '.join(labels)}" if labels else obstacle
             found.append(f"{error}{also}")
     return found
 
 
 def core_labels(spec: sweep.Spec) -> list[str]:
     """Return the tasks of CORE, if benchmarks of a lab of chats may be some; they are read only then."""
+    if not spec.core_tasks:
+        return []
     folder = base_dir() / spec.parent_of(spec.bases[0])
-    if not spec.core_tasks or not saved_steps(folder):  # another sentence says so
-        return []
-    try:
-        return [task.label for task in open_core(newest_manifest(folder)["tokenizer"]["tag"])[1]]
-    except HubError:  # without a network they are no benchmarks
-        return []
+    return [task.label for task in open_core(newest_manifest(folder)["tokenizer"]["tag"])[1]]
 
 
 def refused_flags(config: "Config", spec: sweep.Spec) -> list[str]:

@@ -156,7 +156,7 @@ def rows_of(
 class LeftOut:
     """A model that a lab has left out as failed or broken."""
 
-    evaluation: str  # STAGE/TAG
+    evaluations: Sequence[str]  # its own, each STAGE/TAG
     reason: str
     since: float  # when the lab has written it, in seconds of the clock
 
@@ -169,11 +169,13 @@ def broken_runs() -> dict[str, LeftOut]:
     """Return the models that labs have left out, by name."""
     from tracks.lab.alarms import LEFT_OUT  # slow
 
-    found = {}
+    found: dict[str, LeftOut] = {}
     for path in sorted(base_dir().glob(f"lab/*/{LEFT_OUT}"), key=lambda path: path.stat().st_mtime):
         for name, reason in read_json(path).items():
             stage, _, tag = name.partition("/")
-            found[f"{source_of(stage)}:{tag}"] = LeftOut(name, reason, path.stat().st_mtime)
+            model = f"{source_of(stage)}:{tag}"
+            others = found[model].evaluations if model in found else ()
+            found[model] = LeftOut([*others, name], reason, path.stat().st_mtime)
     return found
 
 
@@ -243,7 +245,7 @@ def main(config: Config) -> None:
     patterns = [pattern for pattern in config.runs.split(",") if pattern]
     broken = broken_runs()
     evaluations = []
-    unfit = {name for name in broken if is_asked_for(broken[name].evaluation, patterns)}
+    unfit = {model for model, one in broken.items() if any(is_asked_for(name, patterns) for name in one.evaluations)}
     judged = set()  # models with an evaluation that counts
     for one in sorted(read_outcomes(base_dir()), key=lambda one: one.timestamp):
         if is_asked_for(f"{one.stage}/{one.tag}", patterns):

@@ -629,7 +629,8 @@ def expectations(spec: Spec, questions: Mapping[str, int], ahead: Callable[[], f
     for name, number in questions.items():
         # Seeds are pooled over all arms; the differences of trainings are not.
         arms = 2 if spec.fewest_trainings > 1 else len(spec.mixes)
-        least = significance.smallest_difference(number, spec.samples, spec.repeats, arms, max(tests, 1))
+        repeats = 1 if name in spec.core_tasks else spec.repeats  # a likelihood is the same again
+        least = significance.smallest_difference(number, spec.samples, repeats, arms, max(tests, 1))
         shown = f"{least:.1f} points" if spec.samples > 1 else "none, it needs two seeds"
         lines.append(f"{name}: {number:,.0f} questions; smallest difference that can be shown: {shown}")
     return [*lines, f"({significance.ASSUMED})"]

@@ -214,6 +214,25 @@ def test_preferences_are_a_stage(lab) -> None:
     assert (code, f"the mix letters: there is no file {lab.folder}/more.jsonl" in text) == (2, True), text
 
 
+def test_a_benchmark_is_a_task_of_conversations_or_of_core(lab) -> None:
+    spec = lab.folder / "tasks.toml"
+    spec.write_text(lab.spec.read_text().replace('"hard_choices"', '"piqa"'))
+    code, text = lab.run(f"--spec={spec}", "--plan")
+    assert (code, "piqa is not a task, choose from " in text, "or a task of CORE: hard_choices" in text) == (
+        2,
+        True,
+        True,
+    )
+    bundle = lab.folder / "hub/eval_bundle"
+    bundle.rename(bundle.with_name("elsewhere"))
+    code, text = lab.run("--plan")
+    bundle.with_name("elsewhere").rename(bundle)
+    assert (code, "hard_choices is not a task, choose from " in text and "; CORE's tasks cannot be read: " in text) == (
+        2,
+        True,
+    ), text
+
+
 def test_bad_input_is_refused(lab, tmp_path) -> None:
     path = tmp_path / "wrong.toml"
     wrong = SPEC.replace("ARC-Easy@50", "ARC-Esy@50").replace('["MMLU"]', '["MLU"]').replace("FOLDER", "/no")
