@@ -89,7 +89,7 @@ CARDS = [
 # Cards that are older than what today's code writes, and why they have not been made again: `--check` says so, and a
 # test compares all others of the trunk with the card that today's code writes. No test makes those of tracks.
 AWAITING: dict[str, str] = {
-    "two_bases": 'its spec had bases = ["smol"] and no more_seeds: Gemma 3 and third seeds are missing; 3 hours and both models',
+    "two_bases": "Gemma 3 and the third seeds are not run (bases = [smol], no more_seeds); 3 hours, both models",
     "golf": "its tables have no p that is corrected for their number of differences; 1.2 hours of two quiet cores",
     "recursion": "its verdict is by the first exit refitted alone, and it has neither D nor the shapes of F; 3 hours",
     "lab": "its reasons do not say that nothing was confirmed, which the embedded lab does by now; 6 hours and more",

@@ -448,3 +448,11 @@ def test_the_reason_of_a_run_that_has_not_ended(log: str, record: dict, reason: 
     assert row[1] == "1 of 2"
     assert read_json(base / "lab/lab/left_out.json") == {f"chat_eval_sft/{tag}": reason.strip()}
     assert "failed" in (base / "lab/lab/outcome.json").read_text()
+
+
+def test_a_lab_on_some_bases_keeps_what_it_has_left_out_of_others(base, spec) -> None:
+    tag = spec.tag_of(spec.runs[0])
+    path = base / "lab/lab/left_out.json"
+    write_json(path, {"chat_eval_sft/lab-three-plain-1-1": "error: no", f"chat_eval_sft/{tag}": "not run"})
+    tables_of(base, spec)
+    assert read_json(path) == {"chat_eval_sft/lab-three-plain-1-1": "error: no"}
