@@ -53,24 +53,24 @@ class Lab:
         pipe = subprocess.PIPE
         return subprocess.Popen(command, env=os.environ | places, stdout=pipe, stderr=subprocess.STDOUT, text=True)
 
-    def run(self, *flags: str):
+    def run(self, *flags: str) -> tuple[int, str]:
         """Return the exit status and the text."""
         process = self.start(*flags)
         text, _ = process.communicate(timeout=LIMIT)
         return process.returncode, text
 
-    def forget_looks(self):
+    def forget_looks(self) -> None:
         self.ledger.unlink(missing_ok=True)
         for path in self.home.parent.glob("looks-*"):
             path.unlink()
 
-    def finished(self):
+    def finished(self) -> list[str]:
         records = self.home.glob("*-train.json")
         return [path.stem for path in records if read_json(path)["finished"]]
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory, quick):
+def lab(tmp_path_factory, quick) -> Lab:
     """All runs have ended; the lab was killed after the first. The held-out task cannot be opened."""
     lab = Lab(tmp_path_factory.mktemp("lab"), quick)
     for path in lab.folder.glob("hub/**/*ARC-Challenge*/**/*.parquet"):

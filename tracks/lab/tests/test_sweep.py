@@ -33,7 +33,7 @@ EXAMPLE = Path(__file__).resolve().parents[1] / "specs/remix.toml"
 
 
 @pytest.fixture
-def base(base: Path):
+def base(base: Path) -> Path:
     """Two bases with small checkpoints."""
     for tag in ("one", "two"):
         write_text(base / f"mid_train/{tag}/step_000010/manifest.json", "{}")
