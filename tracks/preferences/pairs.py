@@ -59,10 +59,11 @@ def read_pairs(names: str) -> list[Pair]:
 
 
 def as_pair(record: Record) -> Pair:
-    """Return the pair in a JSON record.
+    """Return the pair in a JSON record; who may follow whom in it is checked where the tokenizer is known.
 
     prompt is a text or messages. Both answers are texts, lists of parts, or lists of messages, of which the last is the
     answer. Where these begin with the question, what both have in common is the prompt, and `prompt` is not read.
+    tools: those the assistant may call, for the chat template of a public model.
     """
     for name in SIDES:
         if name not in record:
@@ -73,7 +74,8 @@ def as_pair(record: Record) -> Pair:
         if "prompt" not in record:
             raise UserError("a pair has prompt, chosen and rejected, and prompt is missing")
         prompt = as_messages(record["prompt"], "user")
-    pair = [check_conversation({"messages": [*prompt, *messages]}) for messages in found]
+    tools = {"tools": record["tools"]} if record.get("tools") else {}
+    pair = [check_conversation({"messages": [*prompt, *messages], **tools}, any_order=True) for messages in found]
     if pair[0]["messages"][:-1] != pair[1]["messages"][:-1]:
         raise UserError("chosen and rejected differ before their last message, and only that may differ")
     answers = [conversation["messages"][-1] for conversation in pair]
@@ -159,6 +161,14 @@ class PairRow(NamedTuple):
         )
 
 
+def pair_rows(number: int, pair: Pair, tokenizer: Tokenizer) -> list[PairRow]:
+    """Return the rows of a pair, chosen and rejected; a UserError names the pair, counted from 1 over all files."""
+    try:
+        return [PairRow.of(conversation, tokenizer) for conversation in pair]
+    except UserError as error:
+        raise UserError(f"pair {number:,} of --pairs: {error}") from None
+
+
 class PairBatch(NamedTuple):
     """Pairs, two rows each, the chosen answer first; padded behind their ends. The longest pairs come first."""
 
@@ -197,9 +207,12 @@ class Pairs(PromptSource):
     def __init__(self, trainer: "Trainer", pairs: Sequence[Pair]) -> None:
         config = trainer.config
         runtime = trainer.runtime
+        # In the order of the files, for a message about one.
+        rendered = [(pair, pair_rows(number, pair, trainer.tokenizer)) for number, pair in enumerate(pairs, 1)]
         # Pairs with one prompt have an order too.
-        pairs = sorted(pairs, key=lambda pair: (text_sha256(json.dumps(pair[0]["messages"][:-1])), json.dumps(pair)))
-        answers = [[PairRow.of(conversation, trainer.tokenizer) for conversation in pair] for pair in pairs]
+        rendered.sort(key=lambda one: (text_sha256(json.dumps(one[0][0]["messages"][:-1])), json.dumps(one[0])))
+        pairs = [pair for pair, _ in rendered]
+        answers = [rows for _, rows in rendered]
         self.answers = [rows for rows in answers if max(map(row_tokens, rows)) <= config.max_seq_len]
         self.left_out = len(pairs) - len(self.answers)
         prompts = [chosen.prompt for chosen, _ in self.answers]

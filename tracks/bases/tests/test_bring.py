@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import bundles
 import pytest
@@ -266,6 +267,41 @@ def test_a_model_that_has_learned_to_call_a_tool_calls_it_through_the_server(hom
         # Without tools in sight the same text is no call.
         [choice] = client.chat.completions.create(messages=asked, tool_choice="none", **settings).choices
         assert choice.message.tool_calls is None
+
+
+def test_preferences_between_answers_to_a_tool(home: Home) -> None:
+    """The order of roles and the tools are the template's affair, in pairs as in conversations."""
+    (home.folder / "calling.jinja").write_text(CALLING)
+    home.bring("qwen3", "--tag=asker", f"--template={home.folder}/calling.jinja").done()
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 3}'}}
+    rows = [
+        {
+            "prompt": [
+                {"role": "user", "content": f"Add {n}."},
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "1", "content": f"{n + 4}"},
+            ],
+            "chosen": f"It is {n + 4}.",
+            "rejected": f"No idea {n}",
+            "tools": [{"type": "function", "function": {"name": "add"}}],
+        }
+        for n in range(16)
+    ]
+    pairs = write_lines(home.folder / "asked.jsonl", *rows).removeprefix("json:")
+    flags = ("--source=sft", "--model-tag=asker", "--tag=asker-dpo", f"--pairs={pairs}", "--beta=0.5")
+    flags += ("--num-iterations=4", "--examples-per-step=4", "--init-lr-frac=2", "--held-out=0.25", "--eval-every=4")
+    flags += ("--device-batch-size=4", "--no-compile", "--eval-metrics-every=-1")
+    home.run("tracks.preferences.train", *flags, "--dry-run").done()
+    home.run("tracks.preferences.train", *flags).done()
+    metrics = read_json(home.base / "chat_dpo" / "asker-dpo" / "outcome.json")["metrics"]
+    assert metrics["Loss after"]["value"] < metrics["Loss before"]["value"]
+    assert metrics["Left out, being too long"] == 0
+    # What the template cannot write is one sentence that names the pair.
+    asked: Any = rows[2]["prompt"]
+    asked[1]["tool_calls"] = [{**call, "function": {"name": "add", "arguments": "no JSON"}}]
+    write_lines(home.folder / "asked.jsonl", *rows)
+    said = home.run("tracks.preferences.train", *flags, "--tag=refused").refused()
+    assert said.startswith("pair 3 of --pairs: the arguments of a call are no JSON object")
 
 
 @pytest.mark.parametrize("case", CASES)

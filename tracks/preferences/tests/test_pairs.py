@@ -56,7 +56,7 @@ FAULTS = """
 {"prompt": "a", "chosen": "b"} | a pair has prompt, chosen and rejected, and rejected is missing
 {"prompt": "a", "chosen": "b", "rejected": "b"} | chosen and rejected are equal
 {"prompt": "a", "chosen": "b", "rejected": 3} | message 2: its content is neither a string nor a list
-{"prompt": [], "chosen": "b", "rejected": "c"} | message 1: its role is 'assistant' where 'user' is due
+{"prompt": [{"role": "robot", "content": "a"}], "chosen": "b", "rejected": "c"} | message 1: its role is 'robot', and
 {"prompt": 3, "chosen": "b", "rejected": "c"} | what the user says is neither a text nor a list of messages: 3
 {"chosen": "b", "rejected": "c"} | a pair has prompt, chosen and rejected, and prompt is missing
 {"chosen": [{"role": "user", "content": "a"}], "rejected": [{"role": "user", "content": "a"}]} | chosen and rejected
@@ -72,6 +72,19 @@ def test_a_faulty_pair_is_named(line, fault, tmp_path) -> None:
     path.write_text(f"{json.dumps(a_pair(1))}\n{line}\n")
     with pytest.raises(ValueError, match=re.escape(f"{path}:2: {fault}")):
         read_pairs(str(path))
+
+
+ORDERS = """
+[]                                                                        | message 1: its role is 'assistant' where
+[{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}]      | message 2: its role is 'tool' where
+"""
+
+
+@each_row("prompt fault", ORDERS)
+def test_a_pair_in_an_order_that_only_a_public_template_may_take_is_named(prompt, fault, base) -> None:
+    asked = {"prompt": prompt if isinstance(prompt, list) else json.loads(prompt), "chosen": "b", "rejected": "c"}
+    with pytest.raises(ValueError, match=re.escape(f"pair 2 of --pairs: {fault}")):
+        source_of([a_pair(1), asked])
 
 
 def test_pairs_of_other_programs() -> None:
