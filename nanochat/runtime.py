@@ -275,6 +275,12 @@ def keep_freed_memory() -> None:
             libc.mallopt(M_TRIM_THRESHOLD, -1)  # never
 
 
+def return_freed_memory() -> None:
+    """Give memory that was freed in small pieces, as of a large vocabulary, back to the kernel: glibc keeps most."""
+    with suppress(AttributeError):  # another library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def unusable_gpu() -> str:
     """Return why torch cannot use the NVIDIA GPU of this machine; "" if it can, or if there is none.
 

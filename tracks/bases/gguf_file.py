@@ -5,8 +5,6 @@ Gemma's gains are one larger, tables of frequencies stand for a scaled rotary, a
 """
 
 import json
-import mmap
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +17,7 @@ from torch import Tensor
 from nanochat.errors import UserError
 from nanochat.log import Record
 from tracks.bases.families import FAMILIES, Names
+from tracks.bases.gguf_head import Head
 from tracks.bases.rotary import Scaling, rates_of
 
 # The types of tensors that are read; the file says which it has.
@@ -59,12 +58,11 @@ class GGUFFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            _check_lengths(path)
-            self.reader = gguf.GGUFReader(path)
-            self.tensors = {tensor.name: tensor for tensor in self.reader.tensors}
-        # A file cut in half, or of another kind: errors of many types.
-        except Exception as error:
-            raise UserError(f"{path} cannot be read as GGUF: {error or type(error).__name__}") from None
+            self.head = Head(path)
+        # A file cut in half, or of another kind; no text in UTF-8 is a ValueError too.
+        except ValueError as error:
+            raise UserError(f"{path} cannot be read as GGUF: {error}") from None
+        self.tensors = self.head.tensors
         self.architecture = self.get("general.architecture", "")
         known = [family.gguf for family in FAMILIES.values()]
         if self.architecture not in known:
@@ -76,14 +74,13 @@ class GGUFFile:
             raise UserError(
                 f"{path} is one of {parts} parts: join them first, with llama.cpp's llama-gguf-split --merge"
             )
-        found = {tensor.tensor_type.name for tensor in self.tensors.values()}
+        found = {tensor.type.name for tensor in self.tensors.values()}
         if unknown := sorted(found - set(TYPES)):
             raise UserError(f"{path} has tensors of the type {', '.join(unknown)}: only {', '.join(TYPES)} are known")
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return an entry of the metadata."""
-        entry = self.reader.get_field(name)
-        return default if entry is None else entry.contents()
+        return self.head.entries.get(name, default)
 
     def token(self, role: str) -> str:
         """Return the token with a role, such as `bos`; UserError if its id is none of the vocabulary."""
@@ -94,8 +91,8 @@ class GGUFFile:
         return tokens[id]
 
     def forget(self) -> None:
-        """Let the metadata go: a large vocabulary takes as much memory as the weights. Tensors can still be read."""
-        self.reader.fields.clear()
+        """Let the metadata go, as a vocabulary may be large. Tensors can still be read."""
+        self.head.entries.clear()
 
     # ---- config ----
 
@@ -169,21 +166,17 @@ class GGUFFile:
     # ---- tensors ----
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(int(size) for size in reversed(self.tensors[name].shape))
+        return self.tensors[name].shape
 
     def read(self, name: str) -> Tensor:
         """Return a tensor in fp32, as it is stored."""
-        tensor = self.tensors[name]
-        found = torch.empty(self.shape(name))
-        rows = found if found.ndim > 1 else found[None]
-        stored = tensor.data if found.ndim > 1 else tensor.data[None]
-        for first in range(0, len(rows), ROWS):
-            values = gguf.dequantize(stored[first : first + ROWS], tensor.tensor_type)
-            rows.numpy()[first : first + ROWS] = values
-        mapped = self.reader.data.base
-        if isinstance(mapped, mmap.mmap):
-            mapped.madvise(mmap.MADV_DONTNEED)  # pages that were read need not stay in memory
-        return found
+        place = self.tensors[name]
+        found = torch.empty(place.rows, place.shape[-1])
+        for first in range(0, place.rows, ROWS):
+            values = gguf.dequantize(self.head.rows(name, first, ROWS), place.type)
+            found.numpy()[first : first + ROWS] = values
+        self.head.release()
+        return found.view(place.shape)
 
     def read_as(self, names: Names, heads: Mapping[str, int]) -> Tensor:
         """Return a tensor as `transformers` has it. heads: of queries and keys, by the last part of their name."""
@@ -286,52 +279,6 @@ class GGUFFile:
                 "merges": [list(merge) for merge in merges],
             },
         }
-
-
-# Bytes of the values in a file's head, by their type; texts and arrays begin with a length.
-VALUE_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-TEXT, ARRAY = 8, 9
-
-
-def _check_lengths(path: Path) -> None:
-    """Raise a ValueError if a length in the head is larger than the file: the library would make room for it.
-
-    The head is b"GGUF", the version, the numbers of tensors and entries, then entries of a name, a type and a value.
-    """
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-
-        def number(width: int) -> int:
-            data = file.read(width)
-            if len(data) < width:
-                raise ValueError("it ends too early")
-            return int.from_bytes(data, "little")
-
-        def skip(count: int) -> None:
-            if count > size - file.tell():
-                raise ValueError("it names more than it has")
-            file.seek(count, os.SEEK_CUR)
-
-        if file.read(4) != b"GGUF":
-            raise ValueError("it begins with other bytes")
-        number(4)
-        tensors, entries = number(8), number(8)
-        if max(tensors, entries) > size:
-            raise ValueError("it names more than it has")
-        for _ in range(entries):
-            skip(number(8))
-            kind = number(4)
-            count = 1
-            if kind == ARRAY:
-                kind = number(4)
-                count = number(8)
-            if kind == TEXT:
-                for _ in range(count):
-                    skip(number(8))
-            elif kind in VALUE_BYTES:
-                skip(count * VALUE_BYTES[kind])
-            else:
-                raise ValueError(f"it has a value of the type {kind}")
 
 
 def _added(tokens: Sequence[str], types: Sequence[int]) -> Record:

@@ -49,18 +49,25 @@ def save_imported(record: Record, weights: "NamedTensors", tokenizer: Tokenizer,
     """Write a checkpoint without optimizer state, and its tokenizer, under a new tag; return the run's folder."""
     from nanochat.checkpoint import Saver, hold
     from nanochat.paths import saved_steps
+    from nanochat.runtime import return_freed_memory
 
     folder = stage_dir(record["stage"], tag)
     tokenizer_path = tokenizer_file(tag)
     # Other stages of the tag may use this file.
-    if tokenizer_path.exists() and Tokenizer.load(tokenizer_path).content_hash != tokenizer.content_hash:
+    existed = tokenizer_path.exists()
+    if existed and Tokenizer.load(tokenizer_path).content_hash != tokenizer.content_hash:
         raise UserError(f"{tokenizer_path} is another tokenizer, use another --tag")
     with hold(folder):
         if saved_steps(folder):
             raise UserError(f"{folder} holds a run, use another --tag")
-        with Saver(folder) as saver:
-            # Weights may be read only now: if one is damaged, nothing was written.
-            record |= {"tokenizer": {"tag": tag, "hash": tokenizer.content_hash}}
-            saver.save(step, weights, [], record, given=True)
-            tokenizer.save(tokenizer_path)  # where all stages of the tag find it
+        # Where all stages of the tag find it; before the weights take memory.
+        record |= {"tokenizer": {"tag": tag, "hash": tokenizer.save(tokenizer_path)}}
+        return_freed_memory()
+        try:
+            with Saver(folder) as saver:
+                saver.save(step, weights, [], record, given=True)
+        except BaseException:  # weights may be read only now: if one is damaged, nothing was written
+            if not existed:
+                tokenizer_path.unlink()
+            raise
     return folder
