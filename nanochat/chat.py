@@ -13,7 +13,9 @@ An answer with `"weight": 0`, as OpenAI's files have it, or `"train": false`, as
 """
 
 import codecs
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, cycle, groupby
 from typing import Any
@@ -246,6 +248,34 @@ def as_messages(value: Any, role: str) -> list[Any]:
     if not isinstance(value, list):
         raise UserError(f"what the {role} says is neither a text nor a list of messages: {value!r}"[:200])
     return value
+
+
+def tools_of(row: Mapping[str, Any]) -> list[Record] | None:
+    """Return the tools in a row of a file, if any: a list, or its JSON, as tables store lists of unlike objects."""
+    tools = row.get("tools")
+    if isinstance(tools, str):
+        with suppress(ValueError):  # no JSON is no list either
+            tools = json.loads(tools) if tools.strip() else None
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise UserError("the tools of a conversation are a list of objects, or that as JSON in a text")
+    return _without_nulls(tools) or None
+
+
+def without_null_arguments(said: Sequence[Any]) -> list[Any]:
+    """Return messages of a file whose calls of tools have no key that is null."""
+    return [
+        {**message, "tool_calls": _without_nulls(message["tool_calls"])}
+        if isinstance(message, dict) and message.get("tool_calls")
+        else message
+        for message in said
+    ]
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value of JSON without keys that are null: a table gives each row every key of all rows."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def text_of(message: Message) -> str:

@@ -120,10 +120,11 @@ def newest(folder: Path, read: Callable[[Path, int], Checkpoint] = load) -> Chec
 def to_resume(folder: Path, resume: int | str) -> Checkpoint | None:
     """Return the checkpoint that a run resumes from; None for a new run.
 
-    resume: "auto" for the newest that is intact, a step, or "never", which sets all checkpoints aside.
+    resume: "auto" for the newest that is intact, a step, or "never". What is given up is set aside by the run, once it
+    begins: a command that is refused changes nothing.
     """
     if resume == "never":
-        set_aside(folder)
+        return None
     saved = saved_steps(folder)
     if isinstance(resume, int):
         if resume not in saved:

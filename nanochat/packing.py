@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 WINDOW = 512  # conversations
 # In finished windows; padding and slots in tokens.
 COUNTS = ("conversations", "shortened", "left out", "refused", "padding", "slots")
-REFUSED = 0.01  # largest share of a window that a chat template may refuse
+REFUSED = 0.01  # largest share of the conversations that a chat template may refuse
+IN_A_WINDOW = 50  # of WINDOW: most of them that it may refuse, so that a mixture it cannot write ends the run early
 
 Rendered = tuple[list[int], list[int]]  # ids and loss mask
 Position = dict[str, int]  # epoch, window, row, rows (in the window of the last row), and COUNTS
@@ -108,10 +109,13 @@ class ChatLoader(Loader[Conversations]):
                 if is_short:
                     counts["shortened"] += 1
                 pieces.append(piece)
-        if len(refused) > REFUSED * len(numbers):
-            raise UserError(f"{refused[0]} ({len(refused)} of {len(numbers)} conversations are refused)")
+        counts["refused"] += len(refused)
+        allowed = REFUSED * max(counts["conversations"], len(self.data))
+        if refused and (counts["refused"] > allowed or len(refused) > IN_A_WINDOW):
+            raise UserError(
+                f"{refused[0]} ({counts['refused']:,} of {counts['conversations']:,} conversations are refused)"
+            )
         if refused:
-            counts["refused"] += len(refused)
             print0(f"data: {len(refused)} of {len(numbers)} conversations are left out; {refused[0]}")
         # If nothing fits, the window still gets one row, without targets.
         gap = self._gap(pieces)

@@ -27,7 +27,7 @@ from nanochat.chat import fitted_prompt, reply_parts
 from nanochat.dataloader import BatchSource, DataRecord
 from nanochat.decoder import Prefix
 from nanochat.engine import Completion, Engine, Request
-from nanochat.errors import UserError
+from nanochat.errors import TemplateError, UserError
 from nanochat.gpt import GPT
 from nanochat.log import MetricLog, Record, print0
 from nanochat.metrics import kept_figures
@@ -347,9 +347,14 @@ class Rollouts(PromptSource):
         rows = {}
         for place in range(self.runtime.rank, len(drawn), self.runtime.world_size):
             conversation = self.replay.chats[drawn[place]]
-            # One token more than inputs.
-            rendered, _ = fit_conversation(conversation, self.tokenizer, self.config.max_seq_len + 1)
-            if rendered:  # else not even the first turn fits
+            try:
+                # One token more than inputs.
+                rendered, _ = fit_conversation(conversation, self.tokenizer, self.config.max_seq_len + 1)
+            except TemplateError as error:
+                print0(f"replay: conversation {drawn[place]:,} of the mixture is left out: {error}")
+                continue
+            # Else not even the first turn fits, or nothing in what fits is to be learned.
+            if rendered and any(rendered[1]):
                 rows[-1 - place] = [replay_row(*rendered)]
         return rows
 

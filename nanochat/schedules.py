@@ -11,9 +11,15 @@ Schedule = Callable[[float, int], float]  # of progress and step
 Schedules = Mapping[str, Schedule]  # field of Group → its schedule
 
 
-def warmup_warmdown(progress: float, step: int, *, warmup_steps: float, warmdown: float, final: float) -> float:
-    """Rise to 1 within warmup_steps, stay, then fall to `final` over the last share `warmdown` of progress."""
+def warmup_warmdown(
+    progress: float, step: int, *, warmup_steps: float, warmdown: float, final: float, most: float = 1.0
+) -> float:
+    """Rise to 1 within warmup_steps, stay, then fall to `final` over the last share `warmdown` of progress.
+
+    most: the share of progress that the rise takes at most, for runs whose steps are not known.
+    """
     rising = (step + 1) / warmup_steps if warmup_steps else 1.0  # the first step is not 0
+    rising = max(rising, progress / most)
     falling = _interpolate(_remaining(progress, warmdown), final, 1.0)
     return min(1.0, rising, falling)
 
@@ -40,20 +46,21 @@ def _interpolate(share: float, low: float, high: float) -> float:
 
 
 def pretraining(config: OptimizerSettings, steps: int | None = None) -> Schedules:
-    """Return base training's schedules; steps: of the run, if known, because warmup takes at most a tenth of them."""
+    """Return base training's schedules; steps: of the run, if known. Warmup takes at most a tenth of it."""
     warmdown = config.warmdown_ratio
     lr = partial(
         warmup_warmdown,
         warmup_steps=min(config.warmup_steps, (steps or 1e9) / 10),
         warmdown=warmdown,
         final=config.final_lr_frac,
+        most=0.1,
     )
     return {"lr": lr, "momentum": partial(momentum, warmdown=warmdown), "weight_decay": cosine}
 
 
-def finetuning(config: OptimizerSettings) -> Schedules:
-    """Return fine-tuning's schedules: momentum only rises, and weight decay stays as given."""
-    lr = pretraining(config)["lr"]
+def finetuning(config: OptimizerSettings, steps: int | None = None) -> Schedules:
+    """Return fine-tuning's schedules: momentum only rises, and weight decay stays as given. steps: as above."""
+    lr = pretraining(config, steps)["lr"]
     return {"lr": lr, "momentum": partial(momentum, warmdown=0.0, warmup_steps=300, peak=0.95)}
 
 

@@ -34,8 +34,6 @@ from nanochat.settings import (
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
 
-SAMPLED = 200  # conversations that are tokenized to estimate the length of all
-
 Config = TypeVar("Config", bound=TrainingSettings, covariant=True)
 Pretraining = TypeVar("Pretraining", bound=PretrainSettings)
 FineTuning = TypeVar("FineTuning", bound=FineTuneSettings)
@@ -236,7 +234,7 @@ def start_from_parent(
         in_fp8=False,
         compiled=config.compile and runtime.compiling_pays(flops * batch, steps, seconds),
         rates=group_rates(config, shape.width, rate_scale(batch), config.weight_decay, given(config.init_lr_frac)),
-        schedules=finetuning(config),
+        schedules=finetuning(config, steps),
         warm=config.warm_start and saved is None,
         grad_clip=given(config.grad_clip),
         batch=batch,

@@ -32,7 +32,6 @@ class Config(AnswerTuneSettings, SamplingSettings):
     num_samples: Count = option(4, "answers sampled for each prompt", group="samples", least=2)
     # A longer answer is cut off, and then has no end token to learn; 99 % of GSM8K's solutions are shorter.
     max_new_tokens = 256
-    # Above 0: without randomness all answers to a prompt would be equal, and teach nothing.
     temperature = 0.7
 
     advantage: Literal["mean", "std"] = option(
@@ -70,6 +69,9 @@ class Config(AnswerTuneSettings, SamplingSettings):
             find_task(self.task, JUDGED)  # JUDGED tasks can tell right answers from wrong ones
         if self.replay and not self.replay_rows:
             raise UserError("--replay names conversations, but none is replayed: add --replay-rows=16")
+        if not self.temperature or self.top_k == 1:
+            flag = "--top-k=1" if self.temperature else "--temperature=0"
+            raise UserError(f"{flag}: all answers to a prompt would be the same, and teach nothing")
 
 
 def main(config: Config) -> None:

@@ -7,6 +7,7 @@ python -m scripts.plan --on=8xH100
 import os
 
 from nanochat.config import Count, option, options, run_script
+from nanochat.errors import UserError
 from nanochat.jobs.estimate import base_run, job_lines
 from nanochat.jobs.plan import PlanSettings, choose_setting, make_job, stage_flags
 from nanochat.jobs.runner import Job, archive
@@ -43,6 +44,8 @@ def main(config: Config) -> None:
     if config.dry_run or config.save < 0:
         plan_job(config)
         return
+    if config.on:
+        raise UserError("--on is for a plan of other hardware: add --dry-run")
     # Locked before the plan is made: a running job with this tag keeps its plan.
     with hold_folder(stage_dir("speedrun", config.tag)):
         job = plan_job(config)

@@ -45,7 +45,10 @@ def row_of(folder: Path) -> list[Any]:
     path = folder / "outcome.json"
     state = "no outcome"  # it has not finished, or is a merge
     if path.exists():
-        state = f"finished {Outcome.load(path).timestamp[:16]}"
+        try:
+            state = f"finished {Outcome.load(path).timestamp[:16]}"
+        except UserError:  # of another version
+            state = "unreadable outcome"
     size = sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
     return [f"{folder.parent.name}/{folder.name}", state, len(list(folder.glob("step_*"))), size / 1e9]
 

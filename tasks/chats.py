@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from nanochat.chat import as_messages, check_conversation, messages
+from nanochat.chat import as_messages, check_conversation, messages, tools_of, without_null_arguments
 from nanochat.data.corpus import learned_text, parse_data, shard_files, source_name
 from nanochat.data.documents import by_size, documents, text_files
 from nanochat.errors import UserError
@@ -105,21 +105,32 @@ def as_row(value: Record | list[Any]) -> Record:
     """Return the row in a line of JSON: an object with `messages`, or in a form of another program.
 
     That is the list of messages alone; `prompt` and `completion`, each a text or messages, of which the completion is
-    learned; or ShareGPT's `conversations`, whose messages have `from` and `value`.
+    learned; or ShareGPT's `conversations`, whose messages have `from` and `value`. A text in a column `system` beside
+    them is the system message.
     """
     row = {"messages": value} if isinstance(value, list) else value
     if not isinstance(row, dict):
         raise UserError("no JSON object with `messages`")
     if "messages" in row:
-        return row
+        return _with_system(row)
     if "prompt" in row and "completion" in row:
         others = {name: cell for name, cell in row.items() if name not in ("prompt", "completion")}
         before = [_unlearned(message) for message in as_messages(row["prompt"], "user")]
         return {**others, "messages": [*before, *as_messages(row["completion"], "assistant")]}
     if isinstance(row.get("conversations"), list):
         others = {name: cell for name, cell in row.items() if name != "conversations"}
-        return {**others, "messages": [_from_sharegpt(message) for message in row["conversations"]]}
+        return _with_system({**others, "messages": [_from_sharegpt(message) for message in row["conversations"]]})
     raise UserError("no JSON object with `messages`, with `prompt` and `completion`, or with `conversations`")
+
+
+def _with_system(row: Record) -> Record:
+    """Return a row with the text of its column `system`, if it has one, as the first message."""
+    text, said = row.get("system"), row["messages"]
+    if not isinstance(text, str) or not text.strip() or not isinstance(said, list):
+        return row
+    if any(isinstance(message, dict) and message.get("role") == "system" for message in said):
+        raise UserError("it has a system message, and another in its column system: keep one")
+    return {**row, "messages": [{"role": "system", "content": text}, *said]}
 
 
 def _unlearned(message: Any) -> Any:
@@ -140,10 +151,7 @@ def _from_sharegpt(message: Any) -> Any:
 def _cells(row: Record, any_order: bool) -> list[Any]:
     """Return the arguments of `JsonLines.conversation` in a row of a file."""
     conversation = _checked(row, any_order)
-    tools = conversation.get("tools")
-    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
-        raise UserError("the tools of a conversation are a list of objects")
-    return [conversation["messages"], tools]
+    return [without_null_arguments(conversation["messages"]), tools_of(row)]
 
 
 def _checked(row: Record | Conversation, any_order: bool = False) -> Conversation:

@@ -124,6 +124,8 @@ def mix(
         name, task, rows = found
         task.seed = seed
         if name in parts:
+            if parts[name][0].data.path != task.data.path:
+                raise UserError(f"two files of the mixture are called {name}: rename one")
             raise UserError(f"{name} is named twice, give it epochs instead: {name}:2")
         if split == "train":
             count = member.rows or len(rows)

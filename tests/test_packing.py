@@ -2,7 +2,7 @@
 
 import json
 import random
-from itertools import pairwise
+from itertools import islice, pairwise
 from unittest import mock
 
 import numpy as np
@@ -170,6 +170,25 @@ def test_a_template_may_refuse_a_few_conversations(foreign, capsys) -> None:
     with (
         ChatLoader([*[good] * 150, bad, bad], foreign, 1, 60) as loader,
         pytest.raises(UserError, match=sentence),
+    ):
+        next(loader)
+
+
+def test_what_a_template_refuses_is_counted_over_the_whole_mixture(foreign) -> None:
+    """One in a hundred may be, in whatever window they are; a mixture that is refused as a whole ends in the first."""
+    good, bad = chat("one two", "three"), chat("the mat", "three")
+    for count in (12, 13):
+        with ChatLoader([*[good] * (1200 - count), *[bad] * count], foreign, 8, 60) as loader:
+            if count == 12:
+                while loader.epoch < 1:
+                    next(loader)
+                assert loader.describe()["refused"] == 12
+            else:
+                with pytest.raises(UserError, match=r"\(13 of [\d,]+ conversations are refused\)"):
+                    list(islice(loader, 2000))
+    with (
+        ChatLoader([bad] * 100_000, foreign, 8, 60) as loader,
+        pytest.raises(UserError, match=r"\(512 of 512 conversations are refused\)"),
     ):
         next(loader)
 

@@ -4,6 +4,7 @@ import math
 import random
 import re
 from dataclasses import replace
+from itertools import islice
 from types import SimpleNamespace
 
 import pytest
@@ -186,6 +187,15 @@ def test_a_step_replays_conversations_beside_the_answers(weight) -> None:
     assert len(weights) == conversations
     assert torch.allclose(weights / answers, torch.tensor(weight / conversations))
     assert (batch.advantages[is_replayed][batch.targets[is_replayed] < 0] == 0).all()
+
+
+def test_a_conversation_with_nothing_to_learn_is_not_replayed() -> None:
+    """All its answers are marked so, or the marked one is all that fits."""
+    marked = chat("the number 1 is here", "seen")
+    marked["messages"][1]["train"] = False
+    replay = Replay([chat("0?", "46"), marked], rows=2, weight=1.0)
+    for batch in islice(rollouts(MadeUp(1), Words(reward=len), replay=replay), 3):
+        assert int((batch.groups < 0).sum()) == 1
 
 
 def test_ranks_share_the_conversations_of_a_step_and_their_weight() -> None:

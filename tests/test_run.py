@@ -246,6 +246,11 @@ def test_resume_never(base) -> None:
     folder = base.copy("straight", "forms")
     assert base.refused("forms", "--resume=soon").startswith("--resume: soon is not known, write auto, never, or")
     saved = saved_steps(folder)
+    # A command that is refused gives nothing up.
+    assert "255" in base.refused("forms", "--resume=never", "--total-batch-size=255")
+    assert base.refused("forms", "--resume=never", "--data=/no/such/folder")
+    assert saved_steps(folder) == saved
+    assert (folder / "outcome.json").exists()
     base.run("forms", "--resume=never", before=SignalAfter(13, signal.SIGTERM))
     given_up = {path.name: (path / "manifest.json").exists() for path in folder.glob("given_up_*")}
     assert given_up == {f"given_up_step_{step:06d}": True for step in saved}

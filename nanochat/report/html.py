@@ -68,7 +68,7 @@ def html_page(card: Card) -> str:
 
 def opening(card: Card) -> list[str]:
     """Return paragraphs of Markdown: what was trained on what, its loss and its scores, and three answers."""
-    stages = card["stages"]
+    stages = sorted(card["stages"], key=lambda stage: stage["timestamp"])  # several tags: the newest model counts
     trained = [stage for stage in stages if stage["stage"] == "base_train"]
     sentences = []
     if trained and "Number of parameters" in trained[-1]["metrics"]:

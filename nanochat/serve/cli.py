@@ -200,6 +200,7 @@ class TerminalChat:
         self.settings = replace(self.settings, seed=self.settings.seed + 1)
         reply = Reply(tokenizer)
         pieces: list[Piece] = []
+        written = 0
         reason = ""
         with (
             # No exception at Ctrl-C: it could cut an engine's step in the middle.
@@ -208,6 +209,7 @@ class TerminalChat:
         ):
             for event in events:
                 reason = event.reason  # the last event has one
+                written += event.token is not None
                 new = reply.close() if event.token is None else reply.feed(event.token)
                 pieces += new
                 print_pieces(new, self.out)
@@ -215,7 +217,11 @@ class TerminalChat:
                     break  # closing the events frees the engine's slot
         print(file=self.out)
         if reason == "length":
-            print_note("the answer reached --max-new-tokens")
+            is_full = written < self.settings.max_new_tokens
+            context = self.engine.config.max_seq_len
+            print_note(
+                f"the context of {context:,} tokens is full" if is_full else "the answer reached --max-new-tokens"
+            )
         answer = parts(pieces)
         # An answer that is stopped before the first word leaves no trace.
         if answer and not self.is_base:

@@ -85,6 +85,9 @@ def test_the_plan_for_eight_gpus_as_printed(here) -> None:
     assert all(part in spent for part in ("training ", "sampling ", "start ", "test scores ", "saves "))
     assert "compiling" not in spent
     assert re.search(r"^in all: about \dh\d\dm, [\d.]+ GB of disk .*, dollars \d+", done.stdout, re.MULTILINE)
+    # Without --dry-run nothing begins that is planned for other hardware.
+    done = here("scripts.plan", "--on=8xH100", "--save=1", code=2)
+    assert done.stderr == "error: --on is for a plan of other hardware: add --dry-run\n"
     for script in ("scripts.plan", "scripts.base_train"):
         done = here(script, "--on=8xH100@cheap", *(["--dry-run"] if "base" in script else []), code=2)
         assert done.stderr.startswith("error: --on=8xH100@cheap has no price: give the dollars")

@@ -90,6 +90,17 @@ def test_it_opens_with_what_was_trained_and_how_well(tmp_path) -> None:
     assert re.findall(r"What is (\d)", text) == ["0", "1", "2"]
 
 
+def test_of_several_tags_it_opens_with_the_newest_model(tmp_path) -> None:
+    for tag, count, day in (("alpha", 2_000_000, "02"), ("beta", 1_000_000, "01")):
+        moment = f"2026-01-{day}T00:00:00"
+        metrics = {"Number of parameters": count, "Tokens seen": 10 * count, "Data": "letters"}
+        leave(tmp_path, "base_train", tag=tag, timestamp=moment, metrics=metrics)
+    assert "A model with 2,000,000 parameters" in html_page(read_card(tmp_path))
+    leave(tmp_path, "base_train", tag="alpha", timestamp="2025-01-01T00:00:00", metrics=metrics)
+    leave(tmp_path, "base_train", tag="beta", timestamp=moment, metrics={**metrics, "Number of parameters": 3_000_000})
+    assert "A model with 3,000,000 parameters" in html_page(read_card(tmp_path))
+
+
 def opened(base: Path, stage: str, **changes: Any) -> str:
     """Leave an outcome; return the page up to the card itself."""
     leave(base, stage, **changes)

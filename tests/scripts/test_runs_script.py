@@ -23,6 +23,12 @@ def test_runs_are_listed_with_their_sizes(base, capsys) -> None:
     assert [row[1] for row in rows] == ["base_train/going", "chat_sft/done"]
     assert rows[0][2] == "no outcome"
     assert rows[1][3:5] == ["1", "0.001"]
+    # A record of another version hides no other run.
+    write_bytes(base / "chat_sft/done/outcome.json", b'{"version": 99}')
+    main(Config())
+    said = capsys.readouterr().out
+    assert "unreadable outcome" in said
+    assert "base_train/going" in said
 
 
 def test_a_run_is_deleted_unless_it_is_at_work(base, capsys) -> None:

@@ -94,6 +94,15 @@ def test_an_answer_is_the_engines_to_the_whole_conversation(new_chat, engine, ca
         chat.ask("a" * CONTEXT)
 
 
+def test_why_an_answer_was_cut(new_chat, capsys) -> None:
+    for limit, reason in (
+        (3, "the answer reached --max-new-tokens"),
+        (500, f"the context of {CONTEXT} tokens is full"),
+    ):
+        new_chat(is_base=True, stop=frozenset(), max_new_tokens=limit).ask("Once upon")
+        assert reason in capsys.readouterr().err
+
+
 def test_commands_and_errors(new_chat, capsys) -> None:
     chat = new_chat(interactive=True)
     chat.converse(iter(["one", "/agian", "", "  ", "two", "/quit", "never read"]))

@@ -257,6 +257,44 @@ def test_both_forms_of_a_line_and_several_files_are_read(tmp_path) -> None:
         assert len(task.hashes()) == len(numbers)
 
 
+def test_two_files_of_one_name_cannot_be_mixed(tmp_path) -> None:
+    for folder in "ab":
+        write_lines(tmp_path / folder / "chats.jsonl", *(chat(number) for number in range(40)))
+    with pytest.raises(UserError, match=r"two files of the mixture are called json:chats\.jsonl: rename one"):
+        mix(TASKS, f"json:{tmp_path}/a/chats.jsonl,json:{tmp_path}/b/chats.jsonl")
+    with pytest.raises(UserError, match=r"json:chats\.jsonl is named twice, give it epochs instead"):
+        mix(TASKS, f"json:{tmp_path}/a/chats.jsonl,json:{tmp_path}/a/chats.jsonl")
+
+
+def test_tables_of_tools(tmp_path) -> None:
+    """Tools may be a text of JSON, and what a table fills up with null is left out; a null content stays."""
+    tool = {"name": "f", "parameters": {"properties": {"x": {"type": "int"}}}}
+    wide = {"name": "f", "parameters": {"properties": {"x": {"type": "int"}, "y": None}}, "strict": None}
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]}
+    padded = {**call, "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1, "y": None}}, "id": None}]}
+    said = [
+        {"role": "user", "content": "1?"},
+        call,
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "2"},
+    ]
+    expected = {"messages": said, "tools": [tool]}
+    for tools in (json.dumps([wide]), [wide], [tool]):
+        write_lines(tmp_path / "my.jsonl", {"messages": [said[0], padded, *said[2:]], "tools": tools})
+        assert list(json_lines(str(tmp_path / "my.jsonl"))("train")) == [expected]
+    write_lines(tmp_path / "my.jsonl", {**chat(1), "tools": ""})
+    assert list(json_lines(str(tmp_path / "my.jsonl"))("train")) == [chat(1)]
+
+
+def test_a_column_may_have_the_system_message(tmp_path) -> None:
+    sharegpt = [{"from": "human", "value": "1?"}, {"from": "gpt", "value": "1!"}]
+    expected = {"messages": [{"role": "system", "content": "S"}, *chat(1)["messages"]]}
+    write_lines(tmp_path / "my.jsonl", {"system": "S", "conversations": sharegpt}, {"system": "S", **chat(1)})
+    assert list(json_lines(str(tmp_path / "my.jsonl"))("train")) == [expected, expected]
+    write_lines(tmp_path / "my.jsonl", {"system": " ", **chat(1)}, {"system": {"os": "linux"}, **chat(1)})
+    assert list(json_lines(str(tmp_path / "my.jsonl"))("train")) == [chat(1), chat(1)]
+
+
 def test_forms_of_other_programs_are_read(tmp_path) -> None:
     question, answer = chat(1)["messages"]
     sharegpt = [{"from": "system", "value": "S"}, {"from": "human", "value": "1?"}, {"from": "gpt", "value": "2"}]
@@ -292,6 +330,12 @@ FAULTS = [
     ({"prompt": 1, "completion": "2"}, "what the user says is neither a text nor a list of messages: 1"),
     ({"conversations": [{"from": "human"}]}, "message 1: its content is neither"),
     ({"conversations": [{"from": "fox", "value": "1"}]}, "message 1: its role is 'fox'"),
+    ({**chat(1), "tools": "[1"}, "the tools of a conversation are a list of objects, or that as JSON in a text"),
+    ({**chat(1), "tools": "{}"}, "the tools of a conversation are a list of objects"),
+    (
+        {"system": "S", "messages": [{"role": "system", "content": "T"}, *chat(1)["messages"]]},
+        "it has a system message, and another in its column system: keep one",
+    ),
 ]
 
 

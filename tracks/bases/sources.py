@@ -185,10 +185,10 @@ def _licence(card: Path) -> str:
 
 def _shards(folder: Path) -> list[Path]:
     """Return the files of a folder's weights; UserError if one is missing."""
+    if (folder / SINGLE).is_file():  # as `transformers` looks: beside it an index is what another save has left
+        return [folder / SINGLE]
     index = _json(folder / INDEX)
     if index is None:
-        if (folder / SINGLE).is_file():
-            return [folder / SINGLE]
         found = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
         others = f", only {found[0]}, which may hold code" if found else ""
         raise UserError(f"{folder} has no weights as safetensors{others}")

@@ -66,7 +66,8 @@ def save_imported(record: Record, weights: "NamedTensors", tokenizer: Tokenizer,
         try:
             with Saver(folder) as saver:
                 saver.save(step, weights, [], record, given=True)
-        except BaseException:  # weights may be read only now: if one is damaged, nothing was written
+        except (UserError, OSError):  # a damaged weight, which may be read only now, or a full disk
+            # After Ctrl-C the checkpoint may still be written, and needs its tokenizer.
             if not existed:
                 tokenizer_path.unlink()
             raise

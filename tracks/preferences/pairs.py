@@ -20,9 +20,17 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from nanochat.chat import as_messages, check_conversation, is_learned, render_conversation, render_prompt
+from nanochat.chat import (
+    as_messages,
+    check_conversation,
+    is_learned,
+    render_conversation,
+    render_prompt,
+    tools_of,
+    without_null_arguments,
+)
 from nanochat.checkpoint import MODEL
-from nanochat.errors import UserError
+from nanochat.errors import TemplateError, UserError
 from nanochat.gpt import GPT
 from nanochat.log import Record
 from nanochat.models import load_model
@@ -74,8 +82,12 @@ def as_pair(record: Record) -> Pair:
         if "prompt" not in record:
             raise UserError("a pair has prompt, chosen and rejected, and prompt is missing")
         prompt = as_messages(record["prompt"], "user")
-    tools = {"tools": record["tools"]} if record.get("tools") else {}
-    pair = [check_conversation({"messages": [*prompt, *messages], **tools}, any_order=True) for messages in found]
+    offered = tools_of(record)
+    tools = {"tools": offered} if offered else {}
+    pair = [
+        check_conversation({"messages": without_null_arguments([*prompt, *messages]), **tools}, any_order=True)
+        for messages in found
+    ]
     if pair[0]["messages"][:-1] != pair[1]["messages"][:-1]:
         raise UserError("chosen and rejected differ before their last message, and only that may differ")
     answers = [conversation["messages"][-1] for conversation in pair]
@@ -144,15 +156,8 @@ class PairRow(NamedTuple):
     prompt: Tensor  # (prompt tokens - 1,): without the last token
 
     @classmethod
-    def of(cls, conversation: Conversation, tokenizer: Tokenizer) -> "PairRow":
-        """Return the row for a conversation that ends with an answer."""
-        rendered, learned = render_conversation(conversation, tokenizer)
-        prompt = render_prompt(conversation, tokenizer)
-        start = len(prompt)  # of the answer
-        if rendered[:start] != prompt:  # a public template may write an answer in another way than it asks for one
-            last = len(learned) - learned[::-1].index(1) - 1
-            start = last - learned[last::-1].index(0) + 1
-        ids, mask = torch.tensor(rendered), torch.tensor(learned)
+    def of(cls, ids: Tensor, mask: Tensor, start: int) -> "PairRow":
+        """Return the row of a rendered conversation. mask: 1 on learned tokens; start: of the answer."""
         return cls(
             inputs=ids[start - 1 : -1],  # shifted right by one
             targets=torch.where(mask[start:] == 1, ids[start:], -1),
@@ -164,9 +169,28 @@ class PairRow(NamedTuple):
 def pair_rows(number: int, pair: Pair, tokenizer: Tokenizer) -> list[PairRow]:
     """Return the rows of a pair, chosen and rejected; a UserError names the pair, counted from 1 over all files."""
     try:
-        return [PairRow.of(conversation, tokenizer) for conversation in pair]
+        rendered = [tuple(map(torch.tensor, render_conversation(conversation, tokenizer))) for conversation in pair]
+        prompt = torch.tensor(render_prompt(pair[0], tokenizer))
+        # Both rows share one prompt. An answer's first letters may be one token with the last ones of the prompt, which
+        # then ends earlier for both.
+        start = min(_answer_start(ids, mask, prompt) for ids, mask in rendered)
+        if not torch.equal(rendered[0][0][:start], rendered[1][0][:start]):
+            raise TemplateError(
+                "the chat template writes another prompt for the chosen answer than for the rejected one"
+            )
+        return [PairRow.of(ids, mask, start) for ids, mask in rendered]
     except UserError as error:
         raise UserError(f"pair {number:,} of --pairs: {error}") from None
+
+
+def _answer_start(ids: Tensor, mask: Tensor, prompt: Tensor) -> int:
+    """Return where the last answer of a rendered conversation begins: behind its prompt, or with its learned tokens."""
+    if torch.equal(ids[: len(prompt)], prompt):
+        return len(prompt)
+    starts = (mask.diff(prepend=torch.zeros(1, dtype=mask.dtype)) == 1).nonzero()
+    if not len(starts):
+        raise TemplateError("the chat template writes nothing for the assistant to learn")
+    return int(starts[-1])
 
 
 class PairBatch(NamedTuple):

@@ -6,6 +6,7 @@ import random
 import re
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,17 @@ from test_rollouts import TOKENIZER, MadeUp, Words, rollouts, trainer_of
 
 from nanochat.chat import render_conversation, render_prompt
 from nanochat.engine import Completion
-from tracks.preferences.pairs import PREFERENCE_LOSSES, PairBatch, Pairs, Preference, as_pair, make_pairs, read_pairs
+from nanochat.protocols import Conversation
+from tracks.preferences.pairs import (
+    PREFERENCE_LOSSES,
+    PairBatch,
+    Pairs,
+    Preference,
+    as_pair,
+    make_pairs,
+    pair_rows,
+    read_pairs,
+)
 
 CALLS = [{"type": "python", "text": "12+34"}, {"type": "python_output", "text": "46"}, {"type": "text", "text": " 46"}]
 
@@ -85,6 +96,30 @@ def test_a_pair_in_an_order_that_only_a_public_template_may_take_is_named(prompt
     asked = {"prompt": prompt if isinstance(prompt, list) else json.loads(prompt), "chosen": "b", "rejected": "c"}
     with pytest.raises(ValueError, match=re.escape(f"pair 2 of --pairs: {fault}")):
         source_of([a_pair(1), asked])
+
+
+class Merging:
+    """Stands where a public template does: an answer's line break is one token with that of its prompt."""
+
+    def render(self, conversation: Conversation) -> tuple[list[int], list[int]]:
+        answer = conversation["messages"][-1]["content"]
+        if answer.startswith("\n"):
+            return [1, 10, 2, 4, 5, 9], [0, 0, 0, 1, 1, 1]
+        return [1, 10, 2, 3, 6, 9], [0, 0, 0, 0, 1, 1]
+
+    def render_prompt(self, conversation: Conversation) -> list[int]:
+        return [1, 10, 2, 3]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_both_answers_are_behind_one_prompt(swapped: bool) -> None:
+    sides = ["No", "\nSure"] if swapped else ["\nSure", "No"]
+    pair = as_pair({"prompt": "a", "chosen": sides[0], "rejected": sides[1]})
+    tokenizer: Any = SimpleNamespace(template=Merging())
+    rows = dict(zip(sides, pair_rows(1, pair, tokenizer), strict=True))
+    assert [row.prompt.tolist() for row in rows.values()] == [[1, 10]] * 2
+    assert (rows["\nSure"].inputs.tolist(), rows["\nSure"].targets.tolist()) == ([2, 4, 5], [4, 5, 9])
+    assert (rows["No"].inputs.tolist(), rows["No"].targets.tolist()) == ([2, 3, 6], [-1, 6, 9])
 
 
 def test_pairs_of_other_programs() -> None:
