@@ -69,6 +69,10 @@ class BatchSource(Iterator, AbstractContextManager):
         columns = [tensor.split(rows) for tensor in batch]  # views, nothing is copied
         return list(zip(*columns, strict=True))
 
+    def computed(self, batch: Any, ranks: int) -> int:
+        """Return the tokens that all ranks together compute for a batch, padding included."""
+        return batch[0].numel() * ranks
+
     def merge(self, states: Sequence[Record]) -> Record:
         """Join the states from all ranks; any number of ranks can load the result."""
         return states[0]

@@ -174,6 +174,11 @@ def row_tokens(row: PromptedRow) -> int:
     return len(row.inputs) + len(row.prompt)
 
 
+def group_tokens(rows: Sequence[PromptedRow]) -> int:
+    """Return the tokens of a prompt and all its answers: the prompt is computed once."""
+    return len(rows[0].prompt) + sum(len(row.inputs) for row in rows)
+
+
 def batch_order(groups: Mapping[int, Sequence[RowType]]) -> tuple[list[int], list[RowType]]:
     """Return the group of each row, and the rows, in the order of a batch (see AnswerBatch)."""
     longest = {number: max(map(row_tokens, rows)) for number, rows in groups.items()}
@@ -212,15 +217,19 @@ class PromptSource(BatchSource):
         self._setting = {"seed": self.config.seed, "examples": count} | setting
         self.count = count
         self._step = 0
+        self._computed = 0  # tokens of the last batch on all ranks: each prompt once, with its answers
         self.steps = max(1, int(count // self._examples * self.config.epochs))  # whole steps only
 
     def draw(self) -> list[int]:
         """Return this rank's examples in the step."""
+        # Dealt in turn; `Rollouts._log` joins the records in the same way.
+        return self.draw_for_all()[self.runtime.rank :: self.runtime.world_size]
+
+    def draw_for_all(self) -> list[int]:
+        """Return the examples of all ranks in the step."""
         epoch, step = divmod(self._step, self.count // self._examples)
         order = np.random.default_rng((self.config.seed, epoch)).permutation(self.count)  # equal on all ranks
-        # Dealt in turn; `Rollouts._log` joins the records in the same way.
-        chosen = order[step * self._examples :][: self._examples]
-        return chosen[self.runtime.rank :: self.runtime.world_size].tolist()
+        return order[step * self._examples :][: self._examples].tolist()
 
     def split(self, batch: BatchType, rows: int) -> list[BatchType]:
         """Return micro-batches that fit into `rows` rows of full context: answers are short."""
@@ -228,6 +237,9 @@ class PromptSource(BatchSource):
         most = rows * self.config.max_seq_len // longest
         parts = super().split(batch, max(1, most // self.together) * self.together)
         return [type(batch)(*part) for part in parts]
+
+    def computed(self, batch: BatchType, ranks: int) -> int:
+        return self._computed
 
     # ---- position, for resuming ----
 
@@ -337,7 +349,9 @@ class Rollouts(PromptSource):
         if not groups:  # every rank runs a forward pass: one token with advantage 0
             *_, request = requests.values()
             groups[0] = [answer_row(request.tokens, Completion([0], [0], "length", [0.0]), 0.0)]
-        return AnswerBatch.of(groups | replayed, self.runtime.device)
+        rows = groups | replayed
+        self._computed = 0 if self.idle else sum(self.runtime.all_gather(sum(map(group_tokens, rows.values()))))
+        return AnswerBatch.of(rows, self.runtime.device)
 
     def _replayed(self) -> dict[int, list[AnswerRow]]:
         """Return this rank's conversations to replay in the step, by numbers below 0."""

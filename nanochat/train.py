@@ -57,7 +57,7 @@ class State:
 
     step: int = 0  # launched so far, idle ones included
     progress: float = 0.0  # 0..1
-    tokens: int = 0  # read on all ranks, padding included
+    tokens: int = 0  # read on all ranks, padding included; of prompts and answers without padding
     seconds: float = 0.0  # in training steps: no evaluations, no checkpoints
     waited: float = 0.0  # seconds among these, waiting for data
     communicating: float = 0.0  # seconds among these, waiting for other ranks' gradients or weights
@@ -183,7 +183,7 @@ class _LaunchedStep:
     figures: _StepFigures
     ready: torch.cuda.Event | None  # when `figures` have arrived on the host
     known: Record  # figures that the host has already
-    tokens: int  # on all ranks, padding included, as in the throughput
+    tokens: int  # on all ranks, as in the throughput
     wait: float  # seconds until the batch was there
 
 
@@ -386,7 +386,7 @@ class TrainingLoop:
             figures=figures,
             ready=ready,
             known={"train/lrm": rate, **self.source.metrics},
-            tokens=batch[0].numel() * self.runtime.world_size,
+            tokens=self.source.computed(batch, self.runtime.world_size),
             wait=wait,
         )
 

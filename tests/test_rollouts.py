@@ -149,6 +149,7 @@ def test_groups_that_earned_the_same_are_left_out(kind, reward) -> None:
     assert (batch.targets == -1).all()
     assert source.metrics["rl/groups_that_teach"] == 0
     assert source.idle
+    assert source.computed(batch, 1) == 0
 
 
 def replay_of(count: int, rows: int, weight: float = 1.0):
@@ -183,6 +184,9 @@ def test_a_step_replays_conversations_beside_the_answers(weight) -> None:
         )
     ]
     assert sorted(found) == sorted((tuple(row.prompt.tolist()), tuple(row.inputs.tolist())) for row in rows)
+    # A group's prompt is computed once; padding is no token.
+    prompts = {int(group): int(length) for group, length in zip(batch.groups, batch.prompt_lengths, strict=True)}
+    assert source.computed(batch, 1) == int(batch.answer_lengths.sum()) + sum(prompts.values())
     weights = batch.advantages[is_replayed][batch.targets[is_replayed] >= 0]
     assert len(weights) == conversations
     assert torch.allclose(weights / answers, torch.tensor(weight / conversations))

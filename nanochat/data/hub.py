@@ -108,6 +108,12 @@ def _show_progress(downloads: Sequence[Future[Path]]) -> None:
         progress.update(text, number / len(downloads))
 
 
+def mirrored(repo: str, kind: Kind) -> Path | None:
+    """Return the folder of a repository in the mirror, or without a mirror in the base folder; None if it has none."""
+    folder = (mirror() or base_dir()) / f"{kind}s" / repo
+    return folder if folder.is_dir() else None
+
+
 def repo_files(
     repo: str, suffixes: Sequence[str], kind: Kind = "dataset", revision: str | None = None
 ) -> list[HubFile]:
@@ -115,7 +121,8 @@ def repo_files(
 
     They are those in a mirror, or else all that the hub lists, or, where it cannot be asked, those in its cache.
     """
-    names = _names_below((mirror() or base_dir()) / f"{kind}s" / repo)
+    copy = mirrored(repo, kind)
+    names = _names_below(copy) if copy else []
     if not names:
         from huggingface_hub import HfApi, errors, snapshot_download
 

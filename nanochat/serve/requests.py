@@ -85,7 +85,9 @@ class ApiRequest:
 # Fields that would change the answer; with 0, "", false or an empty list they change nothing.
 UNSUPPORTED = """
     tools functions response_format logit_bias frequency_penalty presence_penalty best_of suffix audio
+    chat_template_kwargs repetition_penalty min_p
 """.split()
+NEUTRAL = {"repetition_penalty": 1}  # what clients send to change nothing, beside null, 0 and what is empty
 
 
 def in_list(value: Any) -> Any:
@@ -156,7 +158,7 @@ class CompletionFields(CommonFields):
 
 
 # Further keys of messages, by role, for templates that know tools.
-TOOL_KEYS = {"assistant": ("tool_calls",), "tool": ("tool_call_id", "name")}
+TOOL_KEYS = {"assistant": ("tool_calls", "reasoning_content"), "tool": ("tool_call_id", "name")}
 
 # ---- from a body to a checked request ----
 
@@ -174,7 +176,7 @@ def read_fields(model: type[Fields], body: bytes, served: ServedModel) -> Fields
         message = f"{'.'.join(place) or 'body'}: {first['msg']}"
         raise ApiError(400, message, place[0] if place else None) from None
     for name in UNSUPPORTED:
-        if found.get(name) and name not in model.model_fields:
+        if found.get(name) and found[name] != NEUTRAL.get(name) and name not in model.model_fields:
             raise ApiError(400, f"{name}: this server does not support the field, leave it out", name)
     if fields.model not in ("", served.name):
         raise ApiError(

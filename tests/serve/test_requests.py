@@ -50,6 +50,7 @@ def test_defaults_and_a_base_model() -> None:
     assert first.prompts[0].seed != second.prompts[0].seed
     assert completion().prompts[0].max_new_tokens == 16
     assert chat(tools=[], logit_bias={}, frequency_penalty=0, user="me", store=False)
+    assert chat(repetition_penalty=1.0, min_p=0.0, chat_template_kwargs={})
     base = replace(SERVED, is_base=True)
     parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
     for messages in (HI, [*HI, {"role": "assistant", "content": "!"}, {"role": "user", "content": parts}]):
@@ -123,6 +124,9 @@ chat(tools=[{"function": {"name": "add"}}]) | tools | no chat template that writ
 chat(tools=[{"function": {"name": "add"}}], tool_choice="required") | tool_choice | auto and none are known
 chat(messages=[*HI, {"role": "tool", "content": "4"}]) | messages | role is 'tool' where 'assistant' is due
 chat(presence_penalty=0.5) | presence_penalty | does not support
+chat(repetition_penalty=1.1) | repetition_penalty | does not support
+completion(min_p=0.1) | min_p | does not support
+chat(chat_template_kwargs={"enable_thinking": False}) | chat_template_kwargs | does not support
 completion(prompt=[]) | prompt | at least 1 item
 completion(prompt=[[]]) | prompt |
 completion(prompt=["a", 3]) | prompt |

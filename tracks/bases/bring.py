@@ -28,6 +28,16 @@ SETTINGS: Record = {
     "scalar_lr": 0.002,
     "grad_clip": 1.0,
 }
+# Settings of generation_config.json that change answers and are not applied -> what changes nothing.
+UNUSED: Record = {
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "num_beams": 1,
+}
 ROW = 2048  # most tokens of a row in training, unless a flag says another number
 
 
@@ -90,6 +100,9 @@ def main(config: Config) -> None:
     folder = save_imported(record, Weights(source), tokenizer, config.tag, 0)
     print0(f"import: {config.from_} is {folder}")
     print0(f"import: chat template: {_origin(source, config.template)}")
+    unused = [name for name, neutral in UNUSED.items() if source.generation.get(name, neutral) not in (neutral, None)]
+    if unused:
+        print0(f"import: its maker also samples with {', '.join(unused)}, which nothing here applies")
     outcome.metrics = {
         "Architecture": FAMILIES[shape.family].architecture,
         "Parameters": sum(weight.numel() for weight in new_model(shape).parameters()),

@@ -18,7 +18,7 @@ import yaml
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from nanochat.data.hub import fetch, repo_files
+from nanochat.data.hub import fetch, mirrored, repo_files
 from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.models import new_model
@@ -91,6 +91,10 @@ def download(name: str) -> Path:
     name: OWNER/NAME, or OWNER/NAME@REVISION.
     """
     repo, _, revision = name.partition("@")
+    if revision and (copy := mirrored(repo, "model")):
+        raise UserError(
+            f"{copy} is a copy of hub:{repo} without revisions: leave @{revision} out, or move it, to have the hub's"
+        )
     found = repo_files(repo, (".safetensors", ".json", ".jinja", "README.md"), kind="model", revision=revision or None)
     files = [file for file in found if "/" not in file.path]  # no other forms of it
     configs = [file for file in files if file.path == "config.json"]

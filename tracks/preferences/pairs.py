@@ -37,7 +37,15 @@ from nanochat.models import load_model
 from nanochat.objectives import LossSum, Metric
 from nanochat.paths import base_dir, read_jsonl, text_sha256, write_bytes
 from nanochat.protocols import Conversation
-from nanochat.rollouts import PromptSource, answer_logprobs, batch_order, before_and_after, pad, row_tokens
+from nanochat.rollouts import (
+    PromptSource,
+    answer_logprobs,
+    batch_order,
+    before_and_after,
+    group_tokens,
+    pad,
+    row_tokens,
+)
 from nanochat.settings import given
 from nanochat.statistics import Estimate, Metrics, mean_estimate, measured
 from nanochat.tokenizer import Tokenizer
@@ -267,6 +275,7 @@ class Pairs(PromptSource):
 
     def __next__(self) -> PairBatch:
         batch = self._batch(self.draw())
+        self._computed = sum(group_tokens(self.answers[number]) for number in self.draw_for_all())
         self._step += 1
         return batch
 

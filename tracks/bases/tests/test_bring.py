@@ -69,12 +69,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
         if case == "qwen3":
             generation = home.folder / case / "generation_config.json"
             before = read_json(generation) if generation.exists() else {}
-            generation.write_text(
-                json.dumps(before | {"do_sample": False, "temperature": 0.7, "top_k": 1, "top_p": 0.9})
-            )
+            sampling = {"do_sample": False, "temperature": 0.7, "top_k": 1, "top_p": 0.9}
+            generation.write_text(json.dumps(before | sampling | {"repetition_penalty": 1.1, "min_p": 0.0}))
         said = home.bring(case, f"--tag={case}").done()
         assert f" is {home.base / 'chat_sft' / case}\n" in said
         assert "import: chat template: its own\n" in said
+        told = "import: its maker also samples with repetition_penalty, which nothing here applies\n"
+        assert (told in said) == (case == "qwen3")
     write_lines(home.folder / "chats.jsonl", *(chat(f"Say {number}.", f"It is {number}!") for number in range(60)))
     return home
 

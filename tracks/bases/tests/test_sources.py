@@ -32,6 +32,15 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_one_file_counts_before_an_index_that_another_save_has_left(saved: Path, tmp_path: Path) -> None:
+    """As `transformers` reads such a folder."""
+    save_folder("qwen3", tmp_path / "other")
+    shutil.copy(saved / "model.safetensors.index.json", tmp_path / "other")
+    source = open_source(str(tmp_path / "other"))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "other")
+    assert torch.equal(source.read("norm.gain"), theirs.state_dict()["model.norm.weight"])
+
+
 def test_a_model_in_several_files(saved: Path, tmp_path: Path) -> None:
     shards = sorted(saved.glob("*.safetensors"))
     assert len(shards) > 2
@@ -329,6 +338,10 @@ def test_a_model_of_the_hub(saved: Path, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path))
     source = open_source("hub:someone/llama")
     assert torch.equal(source.read("norm.gain"), open_source(str(saved)).read("norm.gain"))
+    with pytest.raises(
+        UserError, match=r"someone/llama is a copy of hub:someone/llama without revisions: leave @abc out"
+    ):
+        open_source("hub:someone/llama@abc")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UserError, match="the model someone/other"):
         open_source("hub:someone/other")
