@@ -33,7 +33,7 @@ class Outcome:
     metrics: Metrics = field(default_factory=dict)  # stderr, format, unit may be absent
     # {"title", "columns", "rows"}: a column is [name, format spec], rows hold raw values, None for an empty cell
     tables: list[Record] = field(default_factory=list)
-    seconds: float = 0.0  # wall clock, from start to end
+    seconds: float = 0.0  # wall clock, of a resumed run over all its processes
     artifacts: dict[str, str] = field(default_factory=dict)  # file name -> SHA-256
     versions: Texts
     environment: dict[str, Any]
@@ -71,12 +71,17 @@ class Outcome:
     def add_artifact(self, path: Path) -> None:
         self.artifacts[path.name] = read_sha256(path)
 
-    def write(self) -> None:
-        """Stop the clock and write the record to the stage's folder. Call it last."""
+    def passed(self) -> float:
+        """Return the seconds since the stage started, pauses included."""
+        return (datetime.fromisoformat(_now()) - datetime.fromisoformat(self.started)).total_seconds()
+
+    def write(self, earlier: float = 0.0) -> None:
+        """Stop the clock and write the record to the stage's folder. Call it last.
+
+        earlier: seconds of processes that this one has resumed.
+        """
         self.timestamp = _now()
-        # Wall clock, pauses included.
-        passed = datetime.fromisoformat(self.timestamp) - datetime.fromisoformat(self.started)
-        self.seconds = passed.total_seconds()
+        self.seconds = earlier + self.passed()
         write_json(self.folder / "outcome.json", asdict(self))
 
     def show(self) -> None:

@@ -238,7 +238,13 @@ class Trainer(Generic[Config]):
         self.outcome.curves = training_curves(self.log.path)  # also from before a resume
         # The manifest has the hashes for all other files.
         self.outcome.add_artifact(self.folder / f"step_{state.step:06d}" / MANIFEST)
-        self.outcome.write()
+        self.outcome.write(self._earlier)
+
+    @property
+    def _earlier(self) -> float:
+        """The seconds that the processes before have spent on this run, up to the checkpoint."""
+        resumed = self.start.resumed
+        return resumed.checkpoint.manifest.get("wall_seconds", 0.0) if resumed else 0.0
 
     def _changed_settings(self) -> Metrics:
         """Return the metric about settings that were changed while the run trained; none for most runs."""
@@ -330,7 +336,8 @@ class Trainer(Generic[Config]):
             # A part would look like the whole.
             state.gpu_use = None if None in uses else [sum(figures) for figures in zip(*uses, strict=True)]
             merged = source.merge(runtime.all_gather(source.state_dict()))  # works for another number of ranks too
-            progress = {"loop": asdict(state), "source": merged}
+            passed = self._earlier + self.outcome.passed()
+            progress = {"loop": asdict(state), "source": merged, "wall_seconds": passed}
             if state.step == saver.step:  # saved before the last evaluations, whose figures are new
                 try:
                     saver.amend(record | progress)

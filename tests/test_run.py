@@ -117,6 +117,9 @@ def test_seven_and_six_and_seven_steps_are_twenty(base) -> None:
         assert not (base.of("parts") / "outcome.json").exists()
     base.run("parts", before=SignalAfter(STEPS, signal.SIGUSR1))  # too late to stop anything
     assert_as_straight(base, "parts")
+    # The record has the seconds of all three.
+    passed = [load(base.of("parts"), step).manifest["wall_seconds"] for step in (7, 13)]
+    assert 0 < 1.2 * passed[0] < passed[1] < base.outcome("parts")["seconds"]
 
 
 def test_a_second_signal_ends_at_once(base) -> None:
