@@ -117,7 +117,11 @@ class TextSettings:
 class CorpusSettings(TextSettings):
     """Text for a model."""
 
-    num_shards: Count = option(0, "shards of a named corpus (0: enough for the run)", in_card=False)
+    num_shards: Count = option(
+        0,
+        "shards of a named corpus (0: enough for the run; the corpus's default, where a clock ends it)",
+        in_card=False,
+    )
 
 
 @options()

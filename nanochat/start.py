@@ -14,7 +14,7 @@ import torch
 
 from nanochat.checkpoint import Checkpoint, learned_from
 from nanochat.config import flag_of
-from nanochat.data.corpus import shards_for
+from nanochat.data.corpus import default_shards, shards_for
 from nanochat.errors import UserError
 from nanochat.gpt import GPTConfig
 from nanochat.log import Record, print0
@@ -157,6 +157,10 @@ def start_new(
     kept = saved.manifest["num_shards"] if saved else 0
     # A clock gives no number of tokens: 0 leaves the choice to the corpus.
     shards = config.num_shards or kept or shards_for(config.data, plan.tokens or 0)
+    if not shards and plan.tokens is None and (read := default_shards(config.data)):
+        print0(
+            f"data: {', '.join(read)}, read again when they end: --num-shards says how many, where a clock ends a run"
+        )
     return Start(
         folder=folder,
         config=config,

@@ -300,6 +300,12 @@ def shards_for(data: str, tokens: float) -> int:
     return most
 
 
+def default_shards(data: str) -> list[str]:
+    """Return in words how much is read of each data set on the hub that `--data` names, if nobody says how much."""
+    named = {source: CORPORA[source] for source, _ in parse_data(data) if source in CORPORA}
+    return [f"{corpus.default} of {corpus.count:,} shards of {source}" for source, corpus in named.items()]
+
+
 def absolute_data(data: str) -> str:
     """Return `--data` with absolute folders; UserError for a missing one. Nothing is downloaded or converted."""
     parts = []

@@ -10,7 +10,15 @@ from conftest import cells, plant_world
 from corpora import write_jsonl, write_shard
 
 from nanochat.data import corpus
-from nanochat.data.corpus import CORPORA, absolute_data, open_corpus, open_shards, parse_data, shards_for
+from nanochat.data.corpus import (
+    CORPORA,
+    absolute_data,
+    default_shards,
+    open_corpus,
+    open_shards,
+    parse_data,
+    shards_for,
+)
 from nanochat.data.hub import HubError
 from nanochat.dataloader import TextLoader
 from nanochat.tokenizer import Tokenizer
@@ -114,6 +122,14 @@ def test_a_corpus_by_name_is_read_from_the_mirror_as_far_as_a_run_needs_it(mirro
     assert shards_for(f"climbmix:1,{path}:3", 39 * tokens) == 10
     assert shards_for("climbmix:1,mixed-text:3", 7.9 * tokens) == 6
     assert shards_for(str(path), 1e15) == 0
+
+
+def test_how_much_is_read_where_nobody_says_how_much(text_folder) -> None:
+    """For a run that a clock ends: such text begins again without a word otherwise."""
+    named = CORPORA["climbmix"]
+    assert default_shards("climbmix") == [f"{named.default} of {named.count:,} shards of climbmix"]
+    assert len(default_shards(f"climbmix:0.5,fineweb2-ko:0.3,{text_folder}:0.2")) == 2
+    assert default_shards(str(text_folder)) == default_shards("world") == []
 
 
 def test_auto_is_the_first_corpus_on_this_machine(mirror, capsys, tiny_world, tmp_path, monkeypatch) -> None:
