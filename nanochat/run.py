@@ -262,7 +262,8 @@ class Trainer(Generic[Config]):
         """
         resumed = self.start.resumed
         if resumed is None:
-            self.runtime.broadcast(lambda: set_aside(self.folder))  # --resume=never; else there is nothing
+            if self.config.resume == "never":
+                self.runtime.broadcast(lambda: set_aside(self.folder))
             self.log.resume(-1)  # marks old records as another run's
             return State()
         saved = resumed.checkpoint
