@@ -5,7 +5,7 @@ python -m bench.scaling --kind=laws --tag=scaling --prefix=scaling-
 
 At a fixed budget C the final loss is a parabola in log N, with the best size at the lowest point (Chinchilla's second
 approach, arXiv 2203.15556). Over budgets, the best N and the best token count grow as powers of C. N: parameters in
-matrices and head, as in nanochat/scaling.py. FLOPs are counted during training.
+matrices and head (or the embedding that is the head too), as in nanochat/scaling.py. FLOPs are counted during training.
 """
 
 import math
@@ -21,6 +21,7 @@ import numpy as np
 from bench.findings import Findings, JsonFile
 from nanochat.config import option, options, run_script
 from nanochat.errors import UserError
+from nanochat.ladder import counts_of
 from nanochat.log import table_of
 from nanochat.outcome import Outcome, read_outcomes
 from nanochat.paths import base_dir
@@ -78,13 +79,15 @@ class Optimum:
 
 def read_runs(base: Path, prefix: str):
     """Return the finished base runs with a tag prefix and a validation loss, by depth and FLOPs."""
+    from nanochat.scaling import scaled_size  # slow
+
     runs = []
     for outcome in read_outcomes(base):
         metrics = outcome.metrics
         bpb = metrics.get("Final validation bpb")
         # A text if it was not measured; other stages have none.
         if isinstance(bpb, dict) and outcome.stage == "base_train" and outcome.tag.startswith(prefix):
-            n = metrics["Number of parameters, matrices"] + metrics["Number of parameters, head"]
+            n = scaled_size(counts_of(outcome))
             run = ScalingRun(
                 tag=outcome.tag,
                 depth=outcome.config["depth"],

@@ -8,7 +8,7 @@ shell. Other lines of such a file are read as remarks. Columns that only this pr
 
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +29,7 @@ CURVE_FILE = "curve.log"
 RECORD = "model"  # the first word of a line about a run
 RUNS = "Runs"  # title of the table of runs; bench.scaling writes one with these names of columns too
 COLUMNS = "Run | Depth | Seed | N:,d | Tokens:,d | FLOPs:.4e | Bits per byte:.4f | ±:.4f | Seconds:,.1f"
+ScaledSize = Callable[[dict[str, int]], int]  # numbers of parameters by kind -> N
 RUNG_COLUMNS = "Depth | Runs | FLOPs:.3e | Bits per byte:.4f | Spread over seeds:.4f"
 
 
@@ -96,19 +97,28 @@ def read_curve(path: Path, name: str) -> Ladder:
     """Return the ladder in a file with the columns of the public nanochat's curve.log."""
     runs = []
     terms = {}
+    by_tag: dict[str, tuple[int, int | None, float, float]] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         values = parse_line(line)
         if values is None:
             continue
         try:
             seed = int(values["base.seed"]) if "base.seed" in values else None
-            runs.append(
-                (int(values["depth"]), seed, 1e18 * float(values["base.eflops"]), float(values["base.val_bpb"]))
-            )
+            run = (int(values["depth"]), seed, 1e18 * float(values["base.eflops"]), float(values["base.val_bpb"]))
         except KeyError as error:
             raise UserError(f"{path}:{number}: a line about a run has no {error.args[0]}") from None
         except ValueError as error:
             raise UserError(f"{path}:{number}: {error}") from None
+        tag = values.get("model_tag", "")
+        if tag and tag in by_tag:  # a file that was appended to has a run twice, which counts once
+            if by_tag[tag] != run:
+                raise UserError(
+                    f"{path}:{number}: another line about {tag} has other figures: leave one of them, or give the runs"
+                    " tags of their own"
+                )
+            continue
+        by_tag[tag] = run
+        runs.append(run)
         terms = {one.name: values.get(f"ladder.{one.name}", "") for one in fields(Terms)}
     if not runs:
         raise UserError(
@@ -127,7 +137,7 @@ class LadderRun:
     tag: str
     depth: int
     seed: int
-    n: int  # parameters in matrices and head
+    n: int  # parameters in matrices and head, see nanochat/scaling.py
     tokens: int
     flops: float  # counted during training
     bpb: float  # bits per byte on validation text
@@ -148,7 +158,13 @@ def _value(outcome: Outcome, name: str) -> Any:
     return None if isinstance(value, str) else value
 
 
-def _run_of(outcome: Outcome) -> LadderRun:
+def counts_of(outcome: Outcome) -> dict[str, int]:
+    """Return the parameters of a finished base model that its size counts, by kind."""
+    counts = {kind: outcome.figure(f"Number of parameters, {kind}") for kind in ("matrices", "head")}
+    return counts | {"embed": _value(outcome, "Number of parameters, embed") or 0}
+
+
+def _run_of(outcome: Outcome, scaled_size: ScaledSize) -> LadderRun:
     metric = outcome.metrics.get("Final validation bpb")
     if not isinstance(metric, dict):
         raise UserError(f"{outcome.tag} has no bits per byte on validation text: train it without --eval-every=-1")
@@ -157,7 +173,7 @@ def _run_of(outcome: Outcome) -> LadderRun:
         tag=outcome.tag,
         depth=outcome.config["depth"],
         seed=outcome.config["seed"],
-        n=outcome.figure("Number of parameters, matrices") + outcome.figure("Number of parameters, head"),
+        n=scaled_size(counts_of(outcome)),
         tokens=outcome.figure("Tokens seen"),
         flops=outcome.figure("Total training flops"),
         bpb=metric["value"],
@@ -209,14 +225,14 @@ def _terms_of(outcome: Outcome, tokenizer_tag: str) -> Terms:
     )
 
 
-def leave_ladder(config: "Config", tag: str, run_tags: Sequence[str], show: bool) -> Ladder:
+def leave_ladder(config: "Config", tag: str, run_tags: Sequence[str], show: bool, scaled_size: ScaledSize) -> Ladder:
     """Write the outcome and curve.log of a ladder from the outcomes of its runs, which have finished.
 
-    tag: of the ladder, and of its tokenizer. show: print the tables.
+    tag: of the ladder, and of its tokenizer. show: print the tables. scaled_size: that of nanochat.scaling.
     """
     record = Outcome.begin(STAGE, tag, config)
     outcomes = [Outcome.load(stage_dir("base_train", run) / "outcome.json") for run in run_tags]
-    runs = [_run_of(outcome) for outcome in outcomes]
+    runs = [_run_of(outcome, scaled_size) for outcome in outcomes]
     terms = _terms_of(outcomes[0], tag)
     lines = [format_line(_columns(outcome, run, terms)) for outcome, run in zip(outcomes, runs, strict=True)]
     ladder = ladder_of(tag, [(run.depth, run.seed, run.flops, run.bpb) for run in runs], terms)

@@ -58,6 +58,8 @@ class Config(SeriesSettings):
 
 def steps(config: Config, data: str, depths: list[int], seeds: list[int]) -> Iterator[Step]:
     """Yield the steps of the ladder: the whole curve with one seed, then with the next one."""
+    from nanochat.scaling import scaled_size  # slow, and a comparison does without it
+
     yield tokenizer_step(config, data)
     launch = launch_on_all_gpus()
     finished = []
@@ -70,7 +72,7 @@ def steps(config: Config, data: str, depths: list[int], seeds: list[int]) -> Ite
                 name, "scripts.base_train", flags, tag, tokenizer_tag=config.tag, data=data, launch=launch
             )
             finished.append(tag)
-        leave_ladder(config, config.tag, finished, show=seed == seeds[-1])
+        leave_ladder(config, config.tag, finished, show=seed == seeds[-1], scaled_size=scaled_size)
     yield report_step(config.tag, config.out)
 
 
@@ -81,8 +83,14 @@ def main(config: Config) -> None:
     data = source_of(config, "auto")
     words = words_of(config)
     refuse_own(words, {"--depth": "--depths", "--seed": "--seeds"})
-    if "--eval-every=-1" in words:
+    joined = "=".join(words)  # a flag and its value may be one word or two
+    if "--eval-every=-1" in joined:
         raise UserError("--eval-every=-1 measures no bits per byte, and a ladder is a curve of them")
+    if "--target-flops" in joined and "--target-flops=-1" not in joined:
+        raise UserError(
+            "--target-flops gives all depths the same FLOPs, and a ladder is a curve over them: use"
+            " --target-param-data-ratio, or scripts.scaling_laws to compare depths at the same FLOPs"
+        )
     depths = parse_numbers("--depths", config.depths, "depths like 2,4,6")
     seeds = parse_numbers("--seeds", config.seeds, "seeds like 1,2,3", least=0)
     for flag, numbers in (("--depths", depths), ("--seeds", seeds)):

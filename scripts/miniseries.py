@@ -10,6 +10,7 @@ Does a change help at every size? Run the same command again to resume: finished
 from collections.abc import Iterator
 
 from nanochat.config import option, options, run_script
+from nanochat.errors import UserError
 from nanochat.jobs.runner import Step
 from nanochat.jobs.series import (
     SeriesSettings,
@@ -54,6 +55,8 @@ def main(config: Config) -> None:
     data = source_of(config, "auto")
     words = words_of(config)
     refuse_own(words, {"--depth": "--depths"})
+    if "--eval-every=-1" in "=".join(words):  # a flag and its value may be one word or two
+        raise UserError("--eval-every=-1 measures no bits per byte, by which a miniseries compares its models")
     depths = parse_numbers("--depths", config.depths, "depths like 8,10,12")
     plans = plan_depths(config, data, depths)
     if "--dry-run" in words:

@@ -76,6 +76,8 @@ def main(config: Config) -> None:
     data = source_of(config, "auto")
     words = words_of(config)
     refuse_own(words, {"--sweep": "--sweeps", "--depth": "--sweeps", "--target-flops": "--sweeps"})
+    if "--eval-every=-1" in "=".join(words):  # a flag and its value may be one word or two
+        raise UserError("--eval-every=-1 measures no bits per byte, by which the best size of a budget is found")
     tokenizer = f"--tokenizer-tag={config.tag}"
     plans = []
     for flops, depths in parse_sweeps(config.sweeps).items():

@@ -27,6 +27,7 @@ from nanochat.multiplier import Multiplier
 from nanochat.paths import read_json, stage_dir, write_text
 from nanochat.report.__main__ import read_record, write_card
 from nanochat.report.compare import compare
+from nanochat.scaling import scaled_size
 from scripts.ladder import Config
 
 FLOPS = {1: 1e12, 2: 8e12, 4: 5e13}
@@ -82,7 +83,7 @@ def leave_runs(
 def finished(base: Path, tag: str, **changes) -> Ladder:
     """A ladder whose runs have been left."""
     tags = leave_runs(base, tag, **changes)
-    return leave_ladder(parse(Config, [f"--tag={tag}"]), tag, tags, show=False)
+    return leave_ladder(parse(Config, [f"--tag={tag}"]), tag, tags, show=False, scaled_size=scaled_size)
 
 
 def test_a_ladder_is_written_and_read_again(base) -> None:
@@ -155,6 +156,36 @@ def test_a_public_curve_is_read(tmp_path, base) -> None:
     ]
     assert "Each depth of both ladders has one run: there is no interval." in result.notes
     assert result.words.startswith("Without an interval nothing tells a difference from chance")
+
+
+def test_a_run_that_is_in_the_file_twice_counts_once(base, tmp_path) -> None:
+    """Else it would be two seeds without any spread, and intervals would be too narrow."""
+    made = finished(base, "mine")
+    text = (base / "ladder/mine/curve.log").read_text(encoding="utf-8")
+    write_text(tmp_path / "mine/curve.log", text + text)
+    assert find_ladder(str(tmp_path / "mine")) == find_ladder("mine")
+    write_text(tmp_path / "theirs/curve.log", PUBLIC + PUBLIC.replace("chat.chatcore=0.21", "chat.chatcore=0.24"))
+    assert [len(rung.bpb) for rung in find_ladder(str(tmp_path / "theirs")).rungs] == [1, 1]
+    # Without tags nobody can tell two runs that are alike from one.
+    write_text(tmp_path / "bare/curve.log", 2 * re.sub(r"model_tag=\S+ ", "", PUBLIC))
+    assert [len(rung.bpb) for rung in find_ladder(str(tmp_path / "bare")).rungs] == [2, 2]
+    line = format_line(
+        {"model_tag": "mine-s1-d1", "depth": 1, "base.eflops": 1e-6, "base.val_bpb": 2.5, "base.seed": 1}
+    )
+    write_text(tmp_path / "mixed/curve.log", f"{text}{line}\n")
+    with pytest.raises(UserError, match=r"curve.log:7: another line about mine-s1-d1 has other figures: leave one of"):
+        find_ladder(str(tmp_path / "mixed"))
+    assert [len(rung.bpb) for rung in made.rungs] == [2, 2, 2]
+
+
+def test_a_tied_embedding_is_the_head_of_a_size(base) -> None:
+    metrics = {"Number of parameters, head": 0, "Number of parameters, embed": 30}
+    finished(base, "tied", depths=(1, 2), metrics=metrics)
+    [table, _] = read_json(base / "ladder/tied/outcome.json")["tables"]
+    assert [row[:4] for row in table["rows"]][::2] == [["tied-s1-d1", 1, 1, 80], ["tied-s1-d2", 2, 1, 130]]
+    line = parse_line((base / "ladder/tied/curve.log").read_text(encoding="utf-8").splitlines()[0])
+    assert line is not None
+    assert (line["base.num_scaling_params"], line["base.param_data_ratio"]) == ("80", "6.4")
 
 
 def test_a_line_survives_quotes_and_blanks() -> None:

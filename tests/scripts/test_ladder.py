@@ -11,6 +11,7 @@ import pytest
 from small_runs import SMALL
 
 FLAGS = ["--data=letters", "--depths=1,2", "--vocab-size=300", *SMALL, "--num-iterations=3"]
+SAME_FLOPS = "--target-flops gives all depths the same FLOPs, and a ladder is a curve over them: use"
 ENDED = re.compile("== (.*): already finished")
 
 
@@ -77,6 +78,9 @@ def test_a_dry_run_plans_each_depth(series, base) -> None:
         (["--seeds=1,1"], "--seeds names 1 twice: each run counts once"),
         (["--seed=2"], "--seed differs between runs: use --seeds"),
         (["--eval-every=-1"], "--eval-every=-1 measures no bits per byte, and a ladder is a curve of them"),
+        (["--flags=--eval_every -1"], "--eval-every=-1 measures no bits per byte, and a ladder is a curve of them"),
+        (["--target-flops=1e9"], f"{SAME_FLOPS} --target-param-data-ratio, or scripts.scaling_laws"),
+        (["--target_flops=1e9"], f"{SAME_FLOPS} --target-param-data-ratio, or scripts.scaling_laws"),
         (["--warmup-step=2"], "unknown argument --warmup-step, did you mean --warmup-steps?"),
         (["--level=0.8"], "--json and --level are for a comparison: add --compare ONE OTHER"),
         (["--compare", "one"], "--compare needs two ladders, the baseline first, not 1"),

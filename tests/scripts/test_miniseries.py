@@ -36,6 +36,8 @@ def test_a_miniseries_is_a_table_and_a_plot_and_resumes(series, base, tmp_path) 
         ("--depths=2,x", "--depths=2,x has to be a list of depths like 8,10,12"),
         ("--depth=2", "--depth differs between runs: use --depths"),
         ("--warmup-step=2", "unknown argument --warmup-step, did you mean --warmup-steps?"),
+        ("--eval-every=-1", "--eval-every=-1 measures no bits per byte, by which a miniseries compares its models"),
+        ("--flags=--eval_every -1", "--eval-every=-1 measures no bits per byte, by which a miniseries compares"),
         ("--window-pattern=X", "window_pattern=X must be made of the letters S and L"),
     ],
 )

@@ -26,6 +26,7 @@ def test_scaling_laws_end_with_the_ratio_that_they_suggest(series, tmp_path) -> 
         ("--sweeps=1e18", "--sweeps: 1e18 has to be FLOPs and depths, like 1e18:8,10,12"),
         ("--sweep=1e17:4", "--sweep differs between runs: use --sweeps"),
         ("--target-flops=1e9", "--target-flops differs between runs: use --sweeps"),
+        ("--eval-every=-1", "--eval-every=-1 measures no bits per byte, by which the best size of a budget is found"),
     ],
 )
 def test_a_mistake_is_found_before_anything_is_trained(series, base, flag, sentence) -> None:

@@ -7,14 +7,15 @@ Models are compared by the questions that they have all been asked, under the sa
 been asked with. Evaluations with others are left out by name; of a model that was evaluated at several steps, each
 step is a model. The second table says on which benchmarks they
 differ by more than chance: the others do not tell these models apart, however their scores are ordered. Errors are
-those of questions: whether another training of the same model would score alike, a leaderboard cannot say. Runs that a
-lab has left out, as they failed or have an alarm, are named with the reason, and have no place, unless they were
-evaluated again since then.
+those of questions: whether another training of the same model would score alike, a leaderboard cannot say. The error of
+how far a model is behind is the one between equal models, so a few questions that all favour one model have one too.
+Runs that a lab has left out, as they failed or have an alarm, are named with the reason, and have no place, unless they
+were evaluated again since then.
 """
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatch
@@ -38,6 +39,7 @@ SETTINGS = ("temperature", "top_p", "top_k", "max_new_tokens", "num_samples", "r
 OF_SAMPLES = ("top_p", "top_k")  # which do nothing without a temperature
 LEVEL = 0.05  # of an error of the first kind, over all benchmarks of the suite
 ROUNDING = 1e-9  # squares that are nothing but rounding
+DIGITS = 9  # of a share of right samples
 
 
 @options("leaderboard")
@@ -188,36 +190,64 @@ def behind(best: Row, row: Row, count: int) -> tuple[Estimate, float]:
     """Return how much a model's mean is behind the best one's, question by question, and its p value.
 
     count: of the models. The best was chosen by the same answers, so p is that of the difference between any two of
-    equal models (Tukey's studentized range).
+    equal models (Tukey's studentized range). The error is that of equal models as well: the spread is around 0, as in
+    McNemar's test, so questions that all favour one model have one too. p is the mean of those with the degrees of
+    freedom of each benchmark, weighted by its variance, and not below that of a sign test which all questions decide
+    alike; a benchmark with a single question shows nothing.
     """
+    import numpy as np
     from scipy import stats
 
-    found = average([mean_estimate((best.answers[name] - row.answers[name]).tolist()) for name in best.answers])
-    if not found.stderr:
-        return found, float(found.value == 0)
-    return found, float(stats.studentized_range.sf(abs(found.value) / found.stderr * 2**0.5, count, math.inf))
+    gaps = [np.round(best.answers[name] - row.answers[name], DIGITS) for name in best.answers]
+    value = float(np.mean([gap.mean() for gap in gaps]))
+    sources = np.array([(gap**2).mean() / len(gap) for gap in gaps])  # variances of the means
+    if not sources.any():
+        return Estimate(value, 0.0), 1.0
+    error = math.sqrt(sources.sum()) / len(gaps)
+    ratio = abs(value) / error
+    tails = [2 * stats.t.sf(ratio, len(gap) - 1) if len(gap) > 1 else 1.0 for gap in gaps]
+    p = max(np.average(tails, weights=sources), 0.5 ** (sum(map(np.count_nonzero, gaps)) - 1))
+    ratio = stats.norm.isf(p / 2)  # of two models with that p, if the error were known
+    return Estimate(value, error), float(stats.studentized_range.sf(ratio * 2**0.5, count, math.inf))
+
+
+def arrangements(values: Iterable[object]) -> float:
+    """Return the logarithm of the number of orders that some values have, where equal ones are alike."""
+    counts = Counter(values)
+    return math.lgamma(counts.total() + 1) - sum(math.lgamma(count + 1) for count in counts.values())
+
+
+def least_chance(table: "np.ndarray") -> float:
+    """Return the smallest p that the answers of several models can have. table: (questions, models).
+
+    Equal models might have swapped their answers to any question. Where those that differ swap all questions alike,
+    they are as far apart as they are now: two models with five questions in 2 of 2**5 cases, as in the sign test.
+    """
+    columns = arrangements(map(tuple, table.T.tolist()))
+    return math.exp(min(0.0, columns - sum(map(arrangements, table.tolist()))))
 
 
 def equality(answers: Sequence["np.ndarray"]) -> float:
     """Return the p value of several models' equal scores on the same questions (analysis of variance by question).
 
     Models that resemble each other more than the others do make it too sure, so the degrees of freedom are those of
-    Greenhouse and Geisser.
+    Greenhouse and Geisser. So do few questions that agree by chance, so it is `least_chance` or more.
     """
     import numpy as np
     from scipy import stats
 
-    table = np.stack(answers, axis=1)  # (questions, models)
+    table = np.round(np.stack(answers, axis=1), DIGITS)  # (questions, models)
+    least = least_chance(table)
     count, models = table.shape
     between = count * ((table.mean(axis=0) - table.mean()) ** 2).sum()
     within = ((table - table.mean(axis=1, keepdims=True) - table.mean(axis=0) + table.mean()) ** 2).sum()
     if count < 2 or within < ROUNDING:
-        return float(between < ROUNDING)
+        return least
     covariance = np.cov(table, rowvar=False)
     covariance = covariance - covariance.mean(axis=0) - covariance.mean(axis=1, keepdims=True) + covariance.mean()
     share = np.trace(covariance) ** 2 / ((models - 1) * (covariance**2).sum())
     ratio = (between / (models - 1)) / (within / ((models - 1) * (count - 1)))
-    return float(stats.f.sf(ratio, share * (models - 1), share * (models - 1) * (count - 1)))
+    return max(least, float(stats.f.sf(ratio, share * (models - 1), share * (models - 1) * (count - 1))))
 
 
 def benchmark_rows(rows: Sequence[Row], suite: Sequence[str]) -> list[list]:

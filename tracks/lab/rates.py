@@ -56,8 +56,15 @@ def rounds(losses: Losses, seeds: int, measure: str = "validation loss") -> Iter
     _, finite = _lowest(losses, wide + narrow)
     two = finite[:2]
     yield Round(two, seeds, "the rates nearest to the best point of all, with all seeds")
-    means = [np.mean(losses[rate]) for rate in two]
-    best = two[np.argsort(means)[0]]  # a rate with a diverged seed has no mean, and comes last
+    means = {rate: float(np.mean(losses[rate])) for rate in two}
+    trained = [rate for rate in two if math.isfinite(means[rate])]  # a rate with a diverged seed has no mean
+    if not trained:
+        names = " and ".join(f"{rate:g}" for rate in two)
+        yield Round(
+            [], 0, f"no best rate: {names}, the nearest to the best point, did not train with all {seeds} seeds"
+        )
+        return
+    best = min(trained, key=means.__getitem__)
     yield Round([best], 0, f"the best rate is {best:g}, by the mean {measure}, seeds: {seeds}")
 
 

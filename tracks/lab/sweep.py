@@ -14,6 +14,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
@@ -704,15 +705,27 @@ def _ledger(spec: Spec) -> tuple[Path, Path]:
 
 
 def looks(spec: Spec) -> list[Record]:
-    """Return the looks in the ledger, a line each; a UserError if it is not as its copy."""
+    """Return the looks in the ledger, a line each; a UserError if it is not as its copy.
+
+    One of the two may be a line ahead, which a crash between the two writes leaves. That line counts, whichever has it.
+    """
     path, copy = _ledger(spec)
-    text = path.read_text() if path.exists() else ""
-    if copy.exists() and copy.read_text() != text:
-        raise UserError(
-            f"{path} was edited, or lacks its last look: the looks at held-out benchmarks can no longer be counted, so"
-            " use other benchmarks, in a separate spec"
-        )
-    return list(map(json.loads, text.splitlines()))
+    written, kept = (file.read_text().splitlines(keepends=True) if file.exists() else [] for file in (path, copy))
+    found, other = (kept, written) if len(kept) > len(written) else (written, kept)
+    if not copy.exists() or (found[: len(other)] == other and len(found) <= len(other) + 1):
+        with suppress(json.JSONDecodeError):  # an edit too
+            return list(map(json.loads, found))
+    raise UserError(
+        f"{path} was edited, or lacks several looks: the looks at held-out benchmarks can no longer be counted, so"
+        " use other benchmarks, in a separate spec"
+    )
+
+
+def _write_looks(spec: Spec, found: Sequence[Record]) -> None:
+    """Write the copy first: what is only in the ledger could be taken out of it again."""
+    path, copy = _ledger(spec)
+    write_jsonl(copy, found)
+    write_jsonl(path, found)
 
 
 def add_look(spec: Spec, recommendation: Path, runs: Sequence[Run]) -> int:
@@ -723,8 +736,10 @@ def add_look(spec: Spec, recommendation: Path, runs: Sequence[Run]) -> int:
         "recommendation": read_sha256(recommendation),
         "models": {spec.tag_of(run): Outcome.load(spec.outcome_of(run)).timestamp for run in runs},
     }
+    path, copy = _ledger(spec)
+    if copy.exists() and not (path.exists() and path.read_text() == copy.read_text()):
+        _write_looks(spec, found)  # after a crash one of the two lacks the last look
     if look not in found[-1:]:
         found.append(look)
-        for path in _ledger(spec):
-            write_jsonl(path, found)
+        _write_looks(spec, found)
     return len(found)

@@ -10,6 +10,7 @@ import pytest
 from nanochat.errors import UserError
 from nanochat.outcome import Outcome
 from nanochat.paths import read_json, write_json, write_jsonl
+from nanochat.statistics import sign_test
 from tracks.lab.leaderboard import Config, Row, behind, benchmark_rows, equality, main, rows_of
 
 NAMES = {("chat_eval_sft", name): f"sft:{name}" for name in ("plain", "better", "half", "few")}
@@ -78,7 +79,37 @@ def test_equal_models_are_told_apart_in_one_test_of_twenty() -> None:
     thirds = np.array([1 / 3, 2 / 3, 1.0, 0.0])
     assert equality([thirds, thirds + 1e-17]) == 1
     assert equality([np.ones(5), np.ones(5)]) == 1
-    assert equality([np.ones(5), np.zeros(5)]) == 0
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_a_few_questions_that_all_favour_one_model_show_no_more_than_a_sign_test(count: int) -> None:
+    coin = sign_test(count, 0)
+    right, wrong = np.ones(count), np.zeros(count)
+    assert equality([right, wrong]) == pytest.approx(coin)
+    assert equality([right, wrong, wrong]) == pytest.approx(3.0 ** (1 - count))  # each may be the one that differs
+    one, other = Row("one", {"Task": right}), Row("other", {"Task": wrong})
+    gap, p = behind(one, other, 2)
+    assert gap == (1, pytest.approx(count**-0.5))
+    assert coin - 1e-9 <= p <= 1
+    assert behind(one, other, 5)[1] >= p
+    assert behind(one, one, 2) == ((0, 0), 1)
+    verdict = benchmark_rows([one, other], ["Task"])[0][-1]
+    assert verdict == ("tells them apart" if coin <= 0.05 else "does not")
+
+
+def test_three_questions_do_not_decide_a_suite() -> None:
+    """Beside a long benchmark, those that all favour one model have an error too, though they do not differ."""
+    long = drawn(1, 0.5).astype(float)
+    other = np.where(drawn(2, 0.1), 1 - long, long)
+    one = Row("one", {"Few": np.ones(3), "Many": long})
+    assert behind(one, Row("other", {"Few": np.zeros(3), "Many": other}), 2)[1] > 0.2
+    # But one question among many that agrees takes nothing from what the others show.
+    worse = long * drawn(3, 0.8)
+    assert behind(one, Row("worse", {"Few": np.ones(3), "Many": worse}), 2)[1] < 1e-6
+    single = {"One": np.ones(1), "Many": long}
+    assert behind(Row("one", single), Row("worse", single | {"Many": worse}), 2)[1] < 1e-6
+    # One answer that differs beside many alike is no more than that.
+    assert equality([long, np.abs(long - np.eye(len(long))[0])]) == 1
 
 
 def test_the_first_of_ten_equal_models_is_not_better() -> None:

@@ -6,7 +6,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from tracks.lab.rates import MOST_MOVES, WIDE, rounds
+from tracks.lab.rates import MOST_MOVES, WIDE, Round, rounds
 
 SEEDS = 3
 NOISE = 0.01  # deviation of the loss between seeds
@@ -63,6 +63,19 @@ def test_the_seeds_decide_between_two_rates(losses) -> None:
         else:
             points |= {rate: [2 + math.log10(rate / 2) ** 2] for rate in ahead.rates}
     assert ahead.rates == [other]
+
+
+def test_two_rates_that_both_lose_a_seed_are_not_called_the_best() -> None:
+    points = {}
+    for ahead in rounds(points, SEEDS):
+        if ahead.seeds == SEEDS:
+            one, other = ahead.rates
+            points |= {one: [2.0, math.nan, 2.0], other: [2.1, 2.1, math.nan]}
+        else:
+            points |= {rate: [2 + math.log10(rate / 2) ** 2] for rate in ahead.rates}
+    assert ahead == Round(
+        [], 0, f"no best rate: {one:g} and {other:g}, the nearest to the best point, did not train with all 3 seeds"
+    )
 
 
 def test_runs_that_all_diverge_move_the_range_down_until_it_ends() -> None:

@@ -8,10 +8,11 @@ from outcomes import leave
 
 from nanochat.config import parse
 from nanochat.errors import UserError
+from nanochat.log import Record
 from nanochat.outcome import Outcome
-from nanochat.paths import write_text
+from nanochat.paths import write_jsonl, write_text
 from scripts import base_eval, chat_eval, chat_sft
-from tracks.lab import merge
+from tracks.lab import merge, sweep
 from tracks.lab.kinds import check_disk, compare_mixes, flag_mistakes
 from tracks.lab.run import Config
 from tracks.lab.sweep import (
@@ -266,8 +267,73 @@ def test_a_look_is_counted_once_for_the_same_models(base) -> None:
     # Edited, cut off, and emptied.
     for kept in (text.replace("1-2", "1-1"), text.rstrip().rpartition("\n")[0], ""):
         ledger.write_text(kept)
-        with pytest.raises(ValueError, match=r"looks\.txt was edited, or lacks its last look: the looks at held-out"):
+        with pytest.raises(UserError, match=r"looks\.txt was edited, or lacks several looks: the looks at held-out"):
             looks(spec)
     ledger.unlink()
-    with pytest.raises(ValueError, match=r"looks\.txt was edited, or lacks its last look"):
+    with pytest.raises(UserError, match=r"looks\.txt was edited, or lacks several looks"):
         looks(spec)
+
+
+def test_a_look_survives_a_crash_between_its_two_files(base, monkeypatch) -> None:
+    """At each write of the first look, of a second one, and of one with the models of the look that has crashed."""
+    spec = read_lab(base)
+    make_lab(base, spec)
+    ledger = base / "lab.looks.txt"
+
+    def crash_at(write: int, count: int) -> None:
+        """Add a look at so many models, with a disk that is full at that write."""
+        left = iter([True] * write)
+
+        def write_or_fail(path: Path, rows: list[Record]) -> None:
+            if not next(left, False):
+                raise OSError(28, "No space left on device", str(path))
+            write_jsonl(path, rows)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(sweep, "write_jsonl", write_or_fail)
+            with pytest.raises(OSError, match="No space left"):
+                add_look(spec, spec.path, spec.runs[:count])
+
+    crash_at(0, 2)
+    assert looks(spec) == []
+    crash_at(1, 2)
+    assert len(looks(spec)) == 1  # it counts, though nothing was looked at yet
+    # Others are not put before it: it is first brought into the ledger, and a disk that stays full changes nothing.
+    for _ in range(3):
+        crash_at(1, 3)
+        assert len(looks(spec)) == 1
+    assert not ledger.exists()
+    assert add_look(spec, spec.path, spec.runs[:2]) == 1
+    assert ledger.read_text().count("\n") == 1
+    for write, count in ((0, 1), (1, 2), (0, 2), (1, 2)):  # as soon as one file has it, and as long as one lacks it
+        crash_at(write, 3)
+        assert len(looks(spec)) == count
+    for write, count in ((0, 2), (1, 2), (2, 2), (1, 3)):  # two writes for the look before, then those of the new one
+        crash_at(write, 4)
+        assert len(looks(spec)) == count
+    assert add_look(spec, spec.path, spec.runs[:4]) == 3
+    assert [len(look["models"]) for look in looks(spec)] == [2, 3, 4]
+
+
+def test_a_look_that_is_taken_out_of_the_ledger_counts_all_the_same(base) -> None:
+    spec = read_lab(base)
+    make_lab(base, spec)
+    ledger = base / "lab.looks.txt"
+    assert [add_look(spec, spec.path, spec.runs[:count]) for count in (2, 3)] == [1, 2]
+    [copy] = base.glob("lab/looks-*")
+    whole = ledger.read_text()
+    lines = whole.splitlines(keepends=True)
+    for _ in range(2):  # one after the other, as well
+        ledger.write_text(lines[0])
+        assert len(looks(spec)) == 2
+        assert add_look(spec, spec.path, spec.runs[:3]) == 2
+        assert ledger.read_text() == copy.read_text() == whole
+    # Older versions wrote the ledger first, so a crash of theirs leaves the copy behind. Hand-made lines only add.
+    copy.write_text(lines[0])
+    assert add_look(spec, spec.path, spec.runs[:3]) == 2
+    assert copy.read_text() == whole
+    # Another last line, in one of the two, is an edit, and so is a line that is no look.
+    for text in (lines[0] + lines[0], f"{whole}no look\n"):
+        ledger.write_text(text)
+        with pytest.raises(UserError, match=r"looks\.txt was edited"):
+            looks(spec)
