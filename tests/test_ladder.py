@@ -158,7 +158,7 @@ def test_a_public_curve_is_read(tmp_path, base) -> None:
     assert result.words.startswith("Without an interval nothing tells a difference from chance")
 
 
-def test_a_run_that_is_in_the_file_twice_counts_once(base, tmp_path) -> None:
+def test_a_run_that_is_in_the_file_twice_counts_once(base: Path, tmp_path: Path) -> None:
     """Else it would be two seeds without any spread, and intervals would be too narrow."""
     made = finished(base, "mine")
     text = (base / "ladder/mine/curve.log").read_text(encoding="utf-8")
@@ -178,7 +178,7 @@ def test_a_run_that_is_in_the_file_twice_counts_once(base, tmp_path) -> None:
     assert [len(rung.bpb) for rung in made.rungs] == [2, 2, 2]
 
 
-def test_a_tied_embedding_is_the_head_of_a_size(base) -> None:
+def test_a_tied_embedding_is_the_head_of_a_size(base: Path) -> None:
     metrics = {"Number of parameters, head": 0, "Number of parameters, embed": 30}
     finished(base, "tied", depths=(1, 2), metrics=metrics)
     [table, _] = read_json(base / "ladder/tied/outcome.json")["tables"]

@@ -274,7 +274,7 @@ def test_a_look_is_counted_once_for_the_same_models(base) -> None:
         looks(spec)
 
 
-def test_a_look_survives_a_crash_between_its_two_files(base, monkeypatch) -> None:
+def test_a_look_survives_a_crash_between_its_two_files(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At each write of the first look, of a second one, and of one with the models of the look that has crashed."""
     spec = read_lab(base)
     make_lab(base, spec)
@@ -315,7 +315,7 @@ def test_a_look_survives_a_crash_between_its_two_files(base, monkeypatch) -> Non
     assert [len(look["models"]) for look in looks(spec)] == [2, 3, 4]
 
 
-def test_a_look_that_is_taken_out_of_the_ledger_counts_all_the_same(base) -> None:
+def test_a_look_that_is_taken_out_of_the_ledger_counts_all_the_same(base: Path) -> None:
     spec = read_lab(base)
     make_lab(base, spec)
     ledger = base / "lab.looks.txt"
