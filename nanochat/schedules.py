@@ -12,7 +12,7 @@ Schedules = Mapping[str, Schedule]  # field of Group → its schedule
 
 
 def warmup_warmdown(
-    progress: float, step: int, *, warmup_steps: float, warmdown: float, final: float, most: float = 1.0
+    progress: float, step: int, *, warmup_steps: float, warmdown: float, final: float, most: float = math.inf
 ) -> float:
     """Rise to 1 within warmup_steps, stay, then fall to `final` over the last share `warmdown` of progress.
 
@@ -45,22 +45,26 @@ def _interpolate(share: float, low: float, high: float) -> float:
     return share * high + (1 - share) * low
 
 
-def pretraining(config: OptimizerSettings, steps: int | None = None) -> Schedules:
-    """Return base training's schedules; steps: of the run, if known. Warmup takes at most a tenth of it."""
+def pretraining(config: OptimizerSettings, steps: int | None = None, most: float = math.inf) -> Schedules:
+    """Return base training's schedules.
+
+    steps: of the run, if known, because warmup takes at most a tenth of them. most: the share of progress that it takes
+    at most, for runs whose steps are not known.
+    """
     warmdown = config.warmdown_ratio
     lr = partial(
         warmup_warmdown,
         warmup_steps=min(config.warmup_steps, (steps or 1e9) / 10),
         warmdown=warmdown,
         final=config.final_lr_frac,
-        most=0.1,
+        most=most,
     )
     return {"lr": lr, "momentum": partial(momentum, warmdown=warmdown), "weight_decay": cosine}
 
 
-def finetuning(config: OptimizerSettings, steps: int | None = None) -> Schedules:
-    """Return fine-tuning's schedules: momentum only rises, and weight decay stays as given. steps: as above."""
-    lr = pretraining(config, steps)["lr"]
+def finetuning(config: OptimizerSettings, steps: int | None = None, most: float = math.inf) -> Schedules:
+    """Return fine-tuning's schedules: momentum only rises, and weight decay stays as given. steps, most: as above."""
+    lr = pretraining(config, steps, most)["lr"]
     return {"lr": lr, "momentum": partial(momentum, warmdown=0.0, warmup_steps=300, peak=0.95)}
 
 

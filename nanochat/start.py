@@ -34,6 +34,7 @@ from nanochat.settings import (
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
 
+MOST_WARMUP = 0.1  # of a run's progress
 Config = TypeVar("Config", bound=TrainingSettings, covariant=True)
 Pretraining = TypeVar("Pretraining", bound=PretrainSettings)
 FineTuning = TypeVar("FineTuning", bound=FineTuneSettings)
@@ -172,7 +173,7 @@ def start_new(
         in_fp8=config.fp8,
         compiled=compiled,
         rates=plan.rates,
-        schedules=pretraining(config, plan.steps),
+        schedules=pretraining(config, plan.steps, MOST_WARMUP),
         warm=False,
         grad_clip=config.grad_clip or 0.0,
         batch=plan.total_batch_size,
@@ -238,7 +239,7 @@ def start_from_parent(
         in_fp8=False,
         compiled=config.compile and runtime.compiling_pays(flops * batch, steps, seconds),
         rates=group_rates(config, shape.width, rate_scale(batch), config.weight_decay, given(config.init_lr_frac)),
-        schedules=finetuning(config, steps),
+        schedules=finetuning(config, steps, MOST_WARMUP),
         warm=config.warm_start and saved is None,
         grad_clip=given(config.grad_clip),
         batch=batch,

@@ -22,7 +22,7 @@ def test_learning_rate_goes_up_stays_and_comes_down() -> None:
     first = {steps: pretraining(OptimizerSettings(), steps)["lr"](0.0, 0) for steps in (None, 1, 60, 400, 4000)}
     assert first == pytest.approx({None: 1 / 40, 1: 1.0, 60: 1 / 6, 400: 1 / 40, 4000: 1 / 40})  # at most a tenth
     # Of a run whose steps are not known, as one that ends by a clock, progress tells the tenth.
-    unknown = pretraining(OptimizerSettings(warmup_steps=80))["lr"]
+    unknown = pretraining(OptimizerSettings(warmup_steps=80), most=0.1)["lr"]
     assert [unknown(step / 100, step) for step in (0, 5, 10, 20)] == pytest.approx([1 / 80, 0.5, 1.0, 1.0])
     assert finetuning(OptimizerSettings(warmup_steps=80), 100)["lr"](0.05, 5) == pytest.approx(0.6)
     assert set(over_a_run(warmup_warmdown, warmup_steps=0, warmdown=0.0, final=0.0)) == {1.0}
