@@ -40,11 +40,11 @@ def main(config: Config) -> None:
 
     if config.verify:
         hand_over(config.series)
-        verify_series(config.series, config.head)
+        verify_series(config.series, config.head, config.json)
         return
     if config.holdout:
         hand_over(config.series)
-        open_holdout(config.series)
+        open_holdout(config.series, config.json)
         return
     confirming = confirming_pairs(config.pairs) if config.confirm else 0
     question = Question(

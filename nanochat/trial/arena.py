@@ -22,7 +22,7 @@ from nanochat.evals import sandbox
 from nanochat.log import Record
 from nanochat.paths import new_folder, read_sha256
 from nanochat.trial.judging import Limits, judge
-from nanochat.trial.scorer import CPUS, ENDING, SCORER, Refused, package_folders, printable
+from nanochat.trial.scorer import CPUS, ENDING, LOADING, SCORER, Refused, package_folders, printable
 from nanochat.trial.sides import Side
 
 INSTALLED = ("numpy", "torch", "nanochat-rustbpe", "pyarrow", "tyro")  # packages that say where all are
@@ -77,6 +77,24 @@ def main() -> None:
 
 main()
 """
+
+# What the code says of flags that it cannot read.
+PARSE = """
+import sys
+
+sys.path[:0] = {paths!r}
+from nanochat.config import parse
+from nanochat.errors import UserError
+from scripts.base_train import Config
+
+try:
+    parse(Config, {flags!r})
+except UserError as error:
+    print({complaint!r} + str(error))
+except SystemExit:  # of --help
+    print({complaint!r} + "there is a flag that trains nothing")
+"""
+COMPLAINT = "complaint: "
 
 # The model of a side as a scorer.
 MODEL = """
@@ -138,6 +156,19 @@ class Failure(UserError):
     """A run that did not come to its end, or left no model that can be scored."""
 
 
+def complaint(code: Path, flags: Sequence[str], unsafe: bool) -> str:
+    """Return why the code cannot read these flags of scripts.base_train; "" if it can, or if it does not say.
+
+    The code is asked in the sandbox: it may be a commit with other flags than there are here.
+    """
+    packages = package_folders(INSTALLED)
+    program = PARSE.format(paths=[str(code), *packages], flags=list(flags), complaint=COMPLAINT)
+    limits = sandbox.Limits(seconds=LOADING, cpu_seconds=int(LOADING), memory=MEMORY, processes=PROCESSES)
+    said = sandbox.run_program(program, limits, unsafe, [str(code), *packages, CPUS])
+    last = (said.output.strip().splitlines() or [""])[-1]
+    return printable(last.removeprefix(COMPLAINT)) if said.passed and last.startswith(COMPLAINT) else ""
+
+
 def train(
     side: Side, flags: Sequence[str], home: Path, text: Path, folder: Path, seconds: float, unsafe: bool
 ) -> Record:
@@ -183,7 +214,7 @@ def train(
             raise Failure(f"its run failed: {printable(said[-1] if said else 'it printed nothing')}") from None
         except TimeoutError:
             raise Failure(f"its run did not end within {seconds:g} seconds") from None
-        except (ValueError, KeyError, TypeError, AttributeError, OSError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             raise Failure("its process sent something else than files") from None
     spent = ended.used or sandbox.Used(_children() - used, 0)  # without the sandbox nobody has watched
     return {
@@ -237,8 +268,9 @@ def score(side: Side, home: Path, place: Path, documents: Sequence[str], unsafe:
     except Refused:
         raise
     except UserError as error:  # its words may hold the text: they stay where no candidate is told of them
-        (place / "failure.txt").write_text(str(error), encoding="utf-8")
-        raise Failure("its model could not be scored: the reason is in failure.txt of its run") from None
+        reason = place.with_name(f"{place.name}.txt")  # beside the checkpoint, which is removed
+        reason.write_text(str(error), encoding="utf-8")
+        raise Failure(f"its model could not be scored: the reason is in {reason}") from None
     if not math.isfinite(found.bpb):
         raise Refused("normalised", "a token of the text has no probability at all")
     return {
@@ -257,7 +289,10 @@ class _Source:
         self._until = until
 
     def read(self, size: int) -> bytes:
-        """Return so many bytes; EOFError if the other side ends before, TimeoutError if it takes too long."""
+        """Return so many bytes; EOFError if the other side ends before, TimeoutError if it takes too long.
+
+        Any other OSError is a fault of this side, as those of writing are.
+        """
         parts = []
         while size:
             left = self._until - time.monotonic()
@@ -278,6 +313,10 @@ def _receive(source: _Source, sizes: dict[str, int], folder: Path) -> None:
     for name in sizes:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise Refused("files", f"it names a file outside its folder, {printable(name)}")
+    folders = {str(above) for name in sizes for above in Path(name).parents}  # with "."
+    for name in sizes:
+        if name in folders or not _is_plain(name):
+            raise Failure(f"it names a file that cannot be written, {printable(name)}")
     with new_folder(folder) as part:
         for name, size in sizes.items():
             path = part / "home" / "base_train" / TAG / name
@@ -289,6 +328,12 @@ def _receive(source: _Source, sizes: dict[str, int], folder: Path) -> None:
                     size -= len(block)
 
 
+def _is_plain(name: str) -> bool:
+    """Whether a file may have this name on any system: what it cannot have is the run's fault, not the disk's."""
+    words = name.encode(errors="replace").split(b"/")
+    return name.isprintable() and name == str(Path(name)) and len(name) <= 500 and max(map(len, words)) <= 200
+
+
 def _children() -> float:
     """Return the processor time of all processes that were started here and have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -297,7 +342,7 @@ def _children() -> float:
 
 def weights_hash(place: Path) -> str:
     """Return the hash of the model that a run has left."""
-    found = sorted((place / "home" / "base_train" / TAG).rglob("model.safetensors"))
+    found = sorted(filter(Path.is_file, (place / "home" / "base_train" / TAG).rglob("model.safetensors")))
     if not found:
         raise Failure("its run left no model")
     return read_sha256(found[-1])

@@ -9,6 +9,10 @@ then says how far the verdict reaches.
 The filter knows the spread of a gain from the noise floor, runs of the incumbent that differ in their seed alone. The
 confirmation has the spread of its own runs within each side, so it owes nothing to what was seen before. Many pairs
 have the spread of their own differences, which is smaller where a seed helps or harms both sides alike.
+
+Without a confirmation the first part decides alone, and the floor says nothing of a candidate whose runs spread more.
+So it has the spread of its own runs; where they are too few to show one, the candidate's is taken to be WIDER times the
+incumbent's.
 """
 
 import math
@@ -23,11 +27,13 @@ FIRST_TRIALS = 32  # have equal shares of half of it
 SCREEN = 0.1  # level of the first part, which is a filter
 WORSE = 0.05  # level at which a candidate is called worse, or too little better; the second depth's as well
 PAIRED = 16  # from so many pairs on, a gain has the spread of their differences
+OWN = 6  # so many pairs know the spread of their own runs, where nothing is confirmed
+WIDER = 2.0  # times the spread of the incumbent's runs, which fewer are taken to have
 ODD = 0.01  # few pairs whose spread is this unlikely, for the noise floor, are no pairs of it
 POWER = 0.9  # a difference "shows" if it is kept with this chance
 MOST_PAIRS = 256  # that an answer advises
 UNEQUAL = 0.001  # level at which pairs have to refute equal work, each time that one more is there
-SLOWER = (1.1, 1.5)  # times the incumbent's processor time: below the first the work is equal, above the second never
+SLOWER = (1.1, 1.5)  # times the incumbent's time: below the first the work is equal, above the second never
 
 
 class Noise(NamedTuple):
@@ -86,19 +92,36 @@ def gain_of(pairs: Sequence[Pair], noise: Noise | None = None) -> Gain:
     gains = [one - other for one, other in pairs]
     mean = sum(gains) / count
     own = count - 1
+    freedom = _freedom(count, noise)
     differences = sum((gain - mean) ** 2 for gain in gains)
     if count >= PAIRED:
-        return Gain(mean, math.sqrt(differences / own / count), own, count)
+        return Gain(mean, math.sqrt(differences / own / count), freedom, count)
     if noise is None and count == 1:
-        return Gain(mean, math.inf, 1, count)
+        return Gain(mean, math.inf, freedom, count)
     if noise is None:
         squares = sum(_squares(side) for side in zip(*pairs, strict=True))  # within each side
-        return Gain(mean, math.sqrt(squares / own / count), 2 * own, count)
+        return Gain(mean, math.sqrt(squares / own / count), freedom, count)
     pair = 2 * noise.sd**2  # variance of the gain of one pair, if the seeds say nothing about both
     if own and pair and stats.f.sf(differences / own / pair, own, noise.freedom) < ODD:
         return Gain(mean, math.sqrt(differences / own / count), own, count)
-    freedom = noise.freedom + own
     return Gain(mean, math.sqrt((noise.freedom * pair + differences) / freedom / count), freedom, count)
+
+
+def _freedom(pairs: int, noise: Noise | None) -> int:
+    """Return the degrees of freedom that the error of so many pairs has. noise: as in `gain_of`."""
+    own = pairs - 1
+    if pairs >= PAIRED:
+        return own
+    return max(2 * own, 1) if noise is None else noise.freedom + own
+
+
+def known_noise(noise: Noise, plan: "Plan") -> Noise | None:
+    """Return the noise that the first part is judged by, for `gain_of`. noise: the floor."""
+    if plan.confirming:
+        return noise
+    if plan.pairs >= OWN:
+        return None
+    return noise._replace(sd=noise.sd * math.sqrt((1 + WIDER**2) / 2))  # of both sides together
 
 
 def _squares(values: Sequence[float]) -> float:
@@ -107,9 +130,9 @@ def _squares(values: Sequence[float]) -> float:
 
 
 def slower(floor: Sequence[float], pairs: int) -> float:
-    """Return how many times the incumbent's processor time a candidate may take, in the geometric mean of some pairs.
+    """Return how many times the incumbent's time a candidate may take, in the geometric mean of some pairs.
 
-    floor: processor times of the noise floor, whose runs have the same work: their spread is chance.
+    floor: times of the noise floor, whose runs have the same work or the same seconds: their spread is chance.
     """
     from scipy import stats
 
@@ -119,8 +142,8 @@ def slower(floor: Sequence[float], pairs: int) -> float:
     return math.exp(min(max(chance, least), most))
 
 
-def more_work(incumbent: Sequence[float], candidate: Sequence[float], floor: Sequence[float]) -> float:
-    """Return how many times the incumbent's processor time a candidate takes, if the work is not equal; 0.0 if it is.
+def longer(incumbent: Sequence[float], candidate: Sequence[float], floor: Sequence[float]) -> float:
+    """Return how many times the incumbent's time a candidate takes, if that is more than chance explains; else 0.0.
 
     Both are of the same pairs. floor: as in `slower`; empty if both sides were not trained in turns.
     """
@@ -142,44 +165,50 @@ def share(number: int) -> float:
 # ---- what a number of pairs can show ----
 
 
-def power(gain: float, sd: float, plan: "Plan", number: int) -> float:
-    """Return the chance that a trial keeps a true gain. sd: of a run, over seeds, on either side."""
-    parts = (
-        [(plan.pairs, SCREEN), (plan.confirming, share(number))] if plan.confirming else [(plan.pairs, share(number))]
-    )
-    return math.prod(_passes(gain, sd, pairs, level) for pairs, level in parts)
+def power(gain: float, noise: Noise, plan: "Plan", number: int) -> float:
+    """Return the chance that a trial keeps a true gain. noise: the floor, and the true spread of both sides."""
+    known = known_noise(noise, plan)
+    if not plan.confirming:
+        return _passes(gain, noise, plan.pairs, share(number), known)
+    first = _passes(gain, noise, plan.pairs, SCREEN, known)
+    return first * _passes(gain, noise, plan.confirming, share(number), None)
 
 
-def _passes(gain: float, sd: float, pairs: int, level: float) -> float:
+def _passes(gain: float, noise: Noise, pairs: int, level: float, known: Noise | None) -> float:
+    """Return the chance that pairs reach a level by the test of `gain_of(pairs, known)`."""
     from scipy import stats
 
-    freedom = max(2 * (pairs - 1), 1) if pairs < PAIRED else pairs - 1
-    stderr = math.sqrt(2 * sd**2 / pairs)
+    stderr = math.sqrt(2 * noise.sd**2 / pairs)
     if not stderr:
         return float(gain > 0)
-    return float(stats.nct.sf(stats.t.ppf(1 - level, freedom), freedom, gain / stderr))
+    freedom = _freedom(pairs, known)
+    least = float(stats.t.ppf(1 - level, freedom))
+    if known and pairs < PAIRED:  # the part of the error that is the floor's may be taken to be wider than it is
+        wider = (known.sd / noise.sd) ** 2
+        least *= math.sqrt((known.freedom * wider + pairs - 1) / freedom)
+    return float(stats.nct.sf(least, freedom, gain / stderr))
 
 
-def smallest(sd: float, plan: "Plan", number: int) -> float:
+def smallest(noise: Noise, plan: "Plan", number: int) -> float:
     """Return the smallest true gain that a trial keeps with POWER."""
-    low, high = 0.0, max(sd, 1e-9)
-    while power(high, sd, plan, number) < POWER and high < 1e6 * sd:
+    low, high = 0.0, max(noise.sd, 1e-9)
+    while power(high, noise, plan, number) < POWER and high < 1e6 * noise.sd:
         high *= 2
     for _ in range(40):
         middle = (low + high) / 2
-        if power(middle, sd, plan, number) < POWER:
+        if power(middle, noise, plan, number) < POWER:
             low = middle
         else:
             high = middle
     return high
 
 
-def pairs_for(gain: float, sd: float, plan: "Plan", number: int) -> int:
+def pairs_for(gain: float, noise: Noise, plan: "Plan", number: int) -> int:
     """Return how many pairs of the first part, more than now, keep a true gain with POWER; MOST_PAIRS if more."""
     low, high = min(plan.pairs + 1, MOST_PAIRS), MOST_PAIRS
     while low < high:
         middle = (low + high) // 2
-        if power(gain, sd, plan.with_pairs(middle), number) >= POWER:
+        if power(gain, noise, plan.with_pairs(middle), number) >= POWER:
             high = middle
         else:
             low = middle + 1
@@ -198,6 +227,7 @@ class Part(Enum):
     """What pairs are for. Each part has seeds of its own."""
 
     SCREEN = "screen"
+    BESIDE = "beside"  # the first part of a series by the clock: its incumbents are trained beside the candidates
     CONFIRM = "confirm"
     DEPTH = "depth"
     AGAIN = "again"  # the incumbent alone, for its processor time: nothing is decided by its scores
@@ -217,6 +247,11 @@ class Plan:
     confirming: int  # 0: nothing is confirmed, and the first part has the whole level
     deeper: int  # at the second depth; 0: it is not asked
     least: float  # gains below this, in bits per byte, are not worth a line of code
+
+    @property
+    def runs(self) -> int:
+        """Return the runs of a trial that comes to its end, beside the noise floor."""
+        return 2 * (self.pairs + self.confirming + self.deeper)
 
     def with_pairs(self, pairs: int) -> "Plan":
         """Return the plan of the same question with other pairs."""
@@ -247,7 +282,7 @@ def decide(plan: Plan, number: int, noise: Noise, draw: Callable[[Part, int], Se
     if all(one == other for one, other in pairs):
         none = Gain(0.0, 0.0, max(noise.freedom, 1), len(pairs))
         return Verdict(Answer.DISCARD, "every pair has equal figures, to the last bit", none, 1.0, 0.0)
-    found = gain_of(pairs, noise)
+    found = gain_of(pairs, known_noise(noise, plan))
     level = SCREEN if plan.confirming else share(number)
     if not found.p_better() <= level:  # also for a figure that is no number
         return _not_kept(found, level, plan)

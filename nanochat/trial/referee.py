@@ -41,14 +41,14 @@ from nanochat.trial.decision import Answer, Gain, Noise, Part, Plan, Verdict
 from nanochat.trial.ledger import GENESIS, Ledger, read, verify
 from nanochat.trial.scorer import Refused
 from nanochat.trial.settings import SCALES, BudgetName, ScaleName, TrialScale
-from nanochat.trial.sides import Side, check_files, check_flags, commit_of, committed, working_tree
+from nanochat.trial.sides import Side, check_files, check_flags, check_incumbent, commit_of, committed, working_tree
 
 if TYPE_CHECKING:
     from nanochat.data.corpus import Corpus
 
 ROOT_VARIABLE = "NANOCHAT_TRIAL_ROOT"  # set by whoever hands over: the repository that is asked about
 METRICS = ("seconds", "cpu_seconds", "memory", "scoring", "bytes")  # of a run, beside bits per byte
-FIXED = ("commit", "referee", "scale", "budget", "data", "unsafe")  # in referee.json
+FIXED = ("commit", "referee", "scale", "budget", "data", "unsafe")  # of referee.json, in the ledger's first line
 LARGER = 3.0  # times the bytes of the incumbent's files: a checkpoint that carries something else
 SUBSET = 2  # of the documents of a corpus's validation text every second one is the holdout's
 
@@ -202,9 +202,7 @@ def open_series(folder: Path) -> Series:
     if not ledger.of_kind("series"):
         with redirect_stdout(sys.stderr):  # with --json, stdout has the answer alone
             facts = _prepare(series)
-        ledger.add(
-            "series", **{name: fixed[name] for name in ("commit", "referee", "scale", "budget", "data")}, **facts
-        )
+        ledger.add("series", **{name: fixed[name] for name in FIXED}, **facts)
     return series
 
 
@@ -285,11 +283,11 @@ def run_trial(question: Question) -> int:
         except Refused as refused:  # a flag that is not the candidate's to set
             asked = {"candidate": question.candidate, "number": 0}
             record = series.ledger.add("trial", name="", **asked, answer="discard", reason=str(refused))
+        except OSError as error:  # of this side: no candidate is to blame
+            what = f"{error.filename or folder}: {error.strerror}" if error.errno else str(error)
+            raise UserError(f"{what}; nothing is decided by that: mend it and ask again") from None
         told = {name: value for name, value in record.items() if name != "previous"}
-        if question.json:
-            print0(json.dumps(told, indent=2))
-        else:
-            print0(*answer_lines(told), sep="\n")
+        _tell(told, answer_lines(told), question.json)
     return STATUS[record["answer"]]
 
 
@@ -316,6 +314,7 @@ class Trial:
         self.question = question
         self.machine = machine_name()
         self.incumbent = self._incumbent(root)
+        check_incumbent(self.incumbent, self._referee)
         self.candidate = self._candidate(root)
         if self.incumbent.key == self.candidate.key:
             raise UserError("the candidate is the incumbent: change the code, or name another --candidate")
@@ -324,9 +323,24 @@ class Trial:
         self.name = text_sha256(json.dumps(words))[:16]
         asked = [record["name"] for record in series.ledger.of_kind("asked")]
         if self.name not in asked:
+            self._check_flags()
             series.ledger.add("asked", name=self.name, **self._sides(), diff=self.candidate.diff, time=time.time())
             asked.append(self.name)
         self.number = 1 + asked.index(self.name)
+
+    def _check_flags(self) -> None:
+        """Raise a UserError for flags that the incumbent's code cannot read: nothing has to be trained for that."""
+        asked = [self.incumbent.flags] if self.question.flags else []
+        if self.question.candidate.strip().startswith("-"):
+            asked.append(self.candidate.flags)
+        for flags in asked:
+            complaint = arena.complaint(self.incumbent.code, flags, self.series.fixed["unsafe"])
+            if complaint:
+                raise UserError(complaint)
+
+    @property
+    def _referee(self) -> Path:
+        return self.series.code / self.series.fixed["referee"]
 
     def _sides(self) -> Record:
         return {
@@ -377,17 +391,18 @@ class Trial:
             check_files(
                 self.incumbent,
                 self.candidate,
-                self.series.code / self.series.fixed["referee"],
+                self._referee,
                 [*self.series.documents("validation"), *self.series.documents("holdout")],
             )
             verdict = decision.decide(self.question.plan, self.number, self._noise(), self._draw)
+            found = self._found(verdict)
         except Refused as refused:
-            return ledger.add("trial", **before, answer="discard", reason=str(refused), refused=refused.check)
+            found = {"answer": "discard", "reason": str(refused), "refused": refused.check}
         except Failure as failure:
-            return ledger.add("trial", **before, answer="discard", reason=str(failure), failed=True)
-        if verdict.answer is not Answer.KEEP:  # the holdout is for what is kept
+            found = {"answer": "discard", "reason": str(failure), "failed": True}
+        if found["answer"] != "keep":  # the holdout is for what is kept
             self._forget_confirming()
-        return ledger.add("trial", **before, **self._found(verdict))
+        return ledger.add("trial", **before, **found)
 
     def _forget_confirming(self) -> None:
         for side in (self.incumbent, self.candidate):
@@ -398,12 +413,12 @@ class Trial:
     def _found(self, verdict: Verdict) -> Record:
         plan = self.question.plan
         noise = self._noise()
-        shown = decision.smallest(noise.sd, plan, self.number)
+        shown = decision.smallest(noise, plan, self.number)
         reason = verdict.reason
         if verdict.answer is Answer.UNDECIDED:
-            wanted = decision.pairs_for(verdict.aim, noise.sd, plan, self.number + 1)
+            wanted = decision.pairs_for(verdict.aim, noise, plan, self.number + 1)
             more = f"{wanted - plan.pairs} more pairs" if wanted < decision.MOST_PAIRS else "256 pairs and more"
-            runs = 2 * sum(dataclasses.astuple(plan.with_pairs(wanted))[:3])
+            runs = plan.with_pairs(wanted).runs
             reason = f"{more} would show {verdict.aim:.4f}: --pairs={wanted} asks for them, up to {runs} runs"
         return {
             "answer": {Answer.KEEP: "keep", Answer.DISCARD: "discard", Answer.UNDECIDED: "undecided"}[verdict.answer],
@@ -427,7 +442,7 @@ class Trial:
         """Return what both sides took, in the pairs of the first part."""
         sides = []
         for side in (self.incumbent, self.candidate):
-            runs = [self._there(side, Part.SCREEN, number) for number in range(self.question.plan.pairs)]
+            runs = [self._there(side, self._first, number) for number in range(self.question.plan.pairs)]
             sides.append(statistics.median(run[metric] for run in runs if run))
         return {"incumbent": sides[0], "candidate": sides[1]}
 
@@ -455,6 +470,8 @@ class Trial:
 
     def _draw(self, part: Part, pairs: int) -> list[decision.Pair]:
         """Train pairs, and return their scores; raise Refused if they are no fair pairs."""
+        if part is Part.SCREEN:
+            part = self._first
         scores = []
         found: dict[str, list[Record]] = {"incumbent": [], "candidate": []}
         for number in range(pairs):
@@ -478,8 +495,12 @@ class Trial:
         most = decision.SLOWER[1]
         # Scoring includes loading, which takes seconds even for a small model.
         limits = {"scoring": (most, 20.0), "bytes": (LARGER, 0.0)}
-        if self.series.fixed["budget"] == "seconds":
-            limits["seconds"] = (most, 0.0)
+        if self.series.fixed["budget"] == "seconds":  # both sides of every part are trained in turns
+            floor = [run["seconds"] for run in self._incumbents(Part.SCREEN, self.series.scale.floor)]
+            one, other = ([run["seconds"] for run in runs] for runs in found.values())
+            times = decision.longer(one, other, floor)
+            if times:
+                raise _over_budget("seconds", times)
         else:  # threads that wait use processor time up too, and other work on the machine changes seconds
             self._check_work(found, part)
         for name, (factor, more) in limits.items():
@@ -504,11 +525,19 @@ class Trial:
     @staticmethod
     def _more_work(incumbent: Sequence[Record], candidate: Sequence[Record], floor: Sequence[float]) -> float:
         one = [run["cpu_seconds"] for run in incumbent]
-        return decision.more_work(one, work_of(candidate, incumbent), floor)
+        return decision.longer(one, work_of(candidate, incumbent), floor)
 
     def _say(self, text: str) -> None:
         """Tell how far it is; with --json the answer stands alone on stdout."""
         print_line(f"trial {self.number}: {text}", file=sys.stderr if self.question.json else sys.stdout)
+
+    @property
+    def _first(self) -> Part:
+        """Return the part whose runs are those of the first part.
+
+        By the clock the noise floor's runs of the incumbent are no pairs: a slow hour would hit the candidate alone.
+        """
+        return Part.BESIDE if self.series.fixed["budget"] == "seconds" else Part.SCREEN
 
     def _depth(self, part: Part) -> int:
         return self.series.scale.depths[part is Part.DEPTH]
@@ -544,29 +573,38 @@ class Trial:
         flags += ["--eval-every=-1", "--sample-every=-1", "--core-metric-every=-1", "--save-every=-1", "--no-compile"]
         folder = series.folder / "runs" / key
         shutil.rmtree(folder, ignore_errors=True)
+        self._check_space()
         unsafe = series.fixed["unsafe"]
         try:
             measured = arena.train(
                 side, flags, series.folder / "home", series.folder / "text", folder, scale.patience, unsafe
             )
             measured |= arena.score(side, series.folder / "home", folder, series.documents("validation"), unsafe)
+            measured["weights"] = arena.weights_hash(folder)
         except (Failure, Refused) as error:
+            shutil.rmtree(folder, ignore_errors=True)
             series.ledger.add("crash", key=key, side=side.key, part=part.value, number=number, reason=str(error))
             if side is self.incumbent:
                 raise UserError(f"a run of the incumbent failed, so nothing can be compared: {error}") from None
             raise
-        measured["weights"] = arena.weights_hash(folder)
         if part is not Part.CONFIRM:  # the holdout is for what was confirmed
             shutil.rmtree(folder)
         return series.ledger.add(
             "run", key=key, side=side.key, part=part.value, number=number, depth=depth, machine=self.machine, **measured
         )
 
+    def _check_space(self) -> None:
+        """Raise an OSError if the files of a run, as large as a candidate's may be, would not fit."""
+        from nanochat.checkpoint import check_free_space
+
+        known = [run["bytes"] for run in self.series.ledger.of_kind("run")]
+        check_free_space(self.series.folder, int(LARGER * max(known, default=0)))
+
 
 # ---- the holdout ----
 
 
-def open_holdout(name: str) -> None:
+def open_holdout(name: str, as_json: bool) -> None:
     """Score what a series has kept on text that decided nothing, once, and print it."""
     with hold_folder(series_folder(name)):
         series = open_series(series_folder(name))
@@ -582,20 +620,29 @@ def open_holdout(name: str) -> None:
             numbers = series.ledger.of_kind("holdout-opened")[0]["trials"]  # what was kept when it was first opened
             found = [_on_holdout(series, record) for record in kept if record["number"] in numbers]
             opened = [series.ledger.add("holdout", trials=found)]
-        rows = [
-            [
-                one["number"],
-                one["candidate"],
-                f"{one['validation']:+.4f}",
-                f"{one['gain']:+.4f} ± {one['interval']:.4f}",
-            ]
-            for one in opened[0]["trials"]
-        ]
-        for number, candidate, validation, holdout in rows:
-            print0(f"trial {number}: {candidate}: {validation} on validation text, {holdout} on the holdout")
-        later = len(kept) - len(rows)
-        if later:
-            print0(f"{later} later keeps have no holdout: it is opened once, at the end of a series")
+        told = {
+            "series": name,
+            "trials": opened[0]["trials"],
+            "later": len(kept) - len(opened[0]["trials"]),
+            "hash": opened[0]["hash"],
+            "answer": _all_held([one["answer"] for one in opened[0]["trials"]]),
+        }
+        _tell(told, holdout_lines(told), as_json)
+
+
+def _tell(told: Record, lines: Sequence[str], as_json: bool) -> None:
+    """Print an answer as JSON or for people."""
+    if as_json:
+        print0(json.dumps(told, indent=2))
+    else:
+        print0(*lines, sep="\n")
+
+
+def _all_held(answers: Sequence[str]) -> str:
+    """Return "held" if all gains were seen on the holdout, "lost" if one is a loss there, else "undecided"."""
+    if set(answers) == {"held"}:
+        return "held"
+    return "lost" if "lost" in answers else "undecided"
 
 
 def _on_holdout(series: Series, record: Record) -> Record:
@@ -612,16 +659,24 @@ def _on_holdout(series: Series, record: Record) -> Record:
         ]
         pairs.append((scores[0]["bpb"], scores[1]["bpb"]))
     gain = decision.gain_of(pairs)
+    answer = "undecided"
+    if gain.p_better() <= decision.WORSE:
+        answer = "held"
+    elif gain.p_worse() <= decision.WORSE:
+        answer = "lost"
     return {
         "number": record["number"],
         "candidate": record["candidate"]["name"],
         "validation": record["gain"],
         "gain": gain.mean,
-        "interval": gain.half(),
+        "interval": gain.half() if gain.stderr else 0.0,
+        "pairs": gain.pairs,
+        "p": gain.p_better(),
+        "answer": answer,
     }
 
 
-def verify_series(name: str, head: str) -> None:
+def verify_series(name: str, head: str, as_json: bool) -> None:
     """Check the ledger of a series, and print what it has; a UserError if it was changed.
 
     head: the hash that an answer has named, which has to be in it; empty: none.
@@ -631,7 +686,10 @@ def verify_series(name: str, head: str) -> None:
         raise UserError(f"there is no series {name} below {base_dir() / 'trial'}")
     count = verify(path, head)
     last = list(read(path))[-1]["hash"] if count else GENESIS
-    print0(f"{path}: {count} lines, each with the hash of the one before; the last is {last}")
+    told = {"series": name, "lines": count, "hash": last, "answer": "unchanged"}
+    words = f"{path}: {count} lines, each with the hash of the one before; the last is {last}"
+    metrics = {"lines": count, "ledger": last, "answer": "unchanged"}
+    _tell(told, [words, *metric_lines(metrics)], as_json)
 
 
 def machine_name() -> str:
@@ -689,4 +747,36 @@ def answer_lines(record: Record) -> list[str]:
         metrics |= {"gain_bpb": f"{record['gain']:.6f}", "interval_bpb": f"{record['interval']:.6f}"}
         metrics |= {"p": f"{record['p']:.6g}", "pairs": record["pairs"], "smallest_bpb": f"{record['smallest']:.6f}"}
     metrics |= {"number": record["number"], "ledger": record["hash"], "answer": record["answer"]}
-    return [*lines, *(f"METRIC {name}={value}" for name, value in metrics.items())]
+    return [*lines, *metric_lines(metrics)]
+
+
+def metric_lines(metrics: Record) -> list[str]:
+    """Return figures for programs; the last one is the answer."""
+    return [f"METRIC {name}={value}" for name, value in metrics.items()]
+
+
+HELD = {"held": "it held", "lost": "it is a loss there", "undecided": "neither a gain nor a loss is shown there"}
+
+
+def holdout_lines(told: Record) -> list[str]:
+    """Return what the holdout has shown, in the form of `answer_lines`."""
+    lines = []
+    metrics: dict[str, object] = {}
+    for one in told["trials"]:
+        lines.append(
+            f"trial {one['number']}: {one['candidate']}: {one['validation']:+.4f} on validation text, "
+            f"{one['gain']:+.4f} ± {one['interval']:.4f} on the holdout over {one['pairs']} pairs, p = {one['p']:.2g}: "
+            f"{HELD[one['answer']]}"
+        )
+        about = {
+            "gain_bpb": f"{one['gain']:.6f}",
+            "interval_bpb": f"{one['interval']:.6f}",
+            "p": f"{one['p']:.6g}",
+            "pairs": one["pairs"],
+            "answer": one["answer"],
+        }
+        metrics |= {f"trial_{one['number']}_{name}": value for name, value in about.items()}
+    if told["later"]:
+        lines.append(f"{told['later']} later keeps have no holdout: it is opened once, at the end of a series")
+    metrics |= {"trials": len(told["trials"]), "later": told["later"], "ledger": told["hash"]}
+    return [*lines, *metric_lines({**metrics, "answer": told["answer"]})]

@@ -154,6 +154,16 @@ def _content(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
 
+def check_incumbent(incumbent: Side, referee: Path) -> None:
+    """Raise a UserError if the incumbent has other files than the code that judges where they are frozen."""
+    for name in changed_files(referee, incumbent.code):
+        if name.startswith(FROZEN):
+            raise UserError(
+                f"{name} of the incumbent {incumbent.name} is not that of the commit that this series began with:"
+                " begin another series with --series=NAME"
+            )
+
+
 def check_files(incumbent: Side, candidate: Side, referee: Path, sealed: Sequence[str]) -> None:
     """Raise Refused if a candidate changes what judges it, or contains text that it is judged by.
 

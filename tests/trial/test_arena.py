@@ -1,15 +1,24 @@
 """A run of one side in the sandbox: what comes out, and what a program that is no training can send."""
 
+import json
 import os
+import shutil
 import struct
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from contain import NEEDS_SANDBOX
+from copies import ROOT, listed
 
+from nanochat.evals import sandbox
+from nanochat.evals.sandbox import Verdict
 from nanochat.trial import arena
 from nanochat.trial.arena import HEAD, Failure
 from nanochat.trial.scorer import Refused
+from nanochat.trial.sides import Side
 
 
 class Pipe:
@@ -41,10 +50,81 @@ def test_too_much_is_refused_before_it_is_read(sizes: dict[str, int], tmp_path: 
         arena._receive(Pipe(b"").source, sizes, tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    "names", [["a", "a/b"], ["a\0b"], [""], ["a/./b"], ["n" * 300], ["\udc80"], ["/".join("a" * 300)]]
+)
+def test_a_name_that_no_file_can_have_is_the_runs_fault(names: list[str], tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="it names a file that cannot be written"):
+        arena._receive(Pipe(b"abc").source, dict.fromkeys(names, 1), tmp_path / "run")
+
+
+def trained(data: bytes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train, where the process sends this."""
+
+    @contextmanager
+    def conversation(*_: object) -> Iterator[tuple[int, int, Callable[[float], Verdict]]]:
+        pipe = Pipe(data)
+        try:
+            yield -1, pipe.reads, lambda _: Verdict(True, "")
+        finally:
+            os.close(pipe.reads)
+
+    monkeypatch.setattr(sandbox, "conversation", conversation)
+    arena.train(Side("a", "HEAD", folder), [], folder, folder, folder / "run", 5.0, False)
+
+
+def sent(sizes: object, data: bytes) -> bytes:
+    head = json.dumps({"facts": {"memory": 1.0}, "sizes": sizes}).encode()
+    return struct.pack(HEAD, len(head)) + head + data
+
+
+@pytest.mark.parametrize("data", [struct.pack(HEAD, 3) + b"{}}", sent({"a": float("inf")}, b""), sent([1], b"")])
+def test_something_else_than_files_is_the_runs_fault(
+    data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Failure, match="its process sent something else than files"):
+        trained(data, tmp_path, monkeypatch)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device here is always full")
+def test_a_full_disk_is_no_fault_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def new_folder(home: Path) -> Iterator[Path]:
+        place = home / "home/base_train/trial"
+        place.mkdir(parents=True)
+        (place / "model").symlink_to("/dev/full")
+        yield home
+        shutil.rmtree(home)
+
+    monkeypatch.setattr(arena, "new_folder", new_folder)
+    with pytest.raises(OSError, match="No space left on device"):
+        trained(sent({"model": 3}, b"abc"), tmp_path, monkeypatch)
+
+
 def test_a_run_that_ends_early_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(EOFError):
         arena._receive(Pipe(b"ab").source, {"model": 3}, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@NEEDS_SANDBOX
+def test_a_code_says_which_flags_it_cannot_read(tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    for name in listed():
+        if name.startswith(("nanochat/", "scripts/", "tasks/")):
+            (code / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, code / name)
+    for place in [tmp_path, *tmp_path.parents][:4]:  # the sandbox's user reads what lies below
+        place.chmod(place.stat().st_mode | 0o055)
+    assert not arena.complaint(code, ["--depth=4", "--matrix-lr=0.03"], False)
+    for flag, sentence in (
+        ("--matrix-lrr=0.03", "unknown argument --matrix-lrr, did you mean --matrix-lr?"),
+        ("--matrix-lr=abc", "--matrix-lr: could not convert string to float: 'abc'"),
+        ("--help", "there is a flag that trains nothing"),
+    ):
+        assert arena.complaint(code, ["--depth=4", flag], False) == sentence
+    (code / "nanochat/config.py").write_text("# another version\n")
+    assert not arena.complaint(code, ["--matrix-lrr=0.03"], False)
 
 
 def test_a_source_waits_no_longer_than_its_time() -> None:

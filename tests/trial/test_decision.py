@@ -86,7 +86,7 @@ def test_twice_the_difference_that_is_promised_is_kept(shared: float) -> None:
     kept = 0
     for seed in range(100):
         night = Night(seed, shared)
-        promised = decision.smallest(noise_of(night.floor).sd, PLAN, number=1)
+        promised = decision.smallest(noise_of(night.floor), PLAN, number=1)
         kept += night.trial(2 * promised).answer is Answer.KEEP
     assert kept >= 90
 
@@ -94,8 +94,9 @@ def test_twice_the_difference_that_is_promised_is_kept(shared: float) -> None:
 def test_the_promised_difference_itself_is_kept_in_nine_of_ten() -> None:
     """With the true noise; an estimate from six runs promises too much or too little."""
     plan = Plan(3, 9, 0, 0.0)
-    gain = decision.smallest(SD, plan, number=1)
-    assert decision.power(gain, SD, plan, number=1) == pytest.approx(0.9, abs=1e-6)
+    noise = Noise(SD, 1000)
+    gain = decision.smallest(noise, plan, number=1)
+    assert decision.power(gain, noise, plan, number=1) == pytest.approx(0.9, abs=1e-6)
     kept = 0
     for seed in range(300):
         dice = random.Random(seed)
@@ -103,8 +104,30 @@ def test_the_promised_difference_itself_is_kept_in_nine_of_ten() -> None:
         def draw(_: Part, count: int, dice: random.Random = dice) -> list[Pair]:
             return [(dice.gauss(0.5, SD), dice.gauss(0.5 - gain, SD)) for _ in range(count)]
 
-        kept += decide(plan, 1, Noise(SD, 1000), draw).answer is Answer.KEEP
+        kept += decide(plan, 1, noise, draw).answer is Answer.KEEP
     assert 0.84 <= kept / 300 <= 0.97
+
+
+@pytest.mark.parametrize("pairs", [1, 2, 3, 6, 16])
+def test_the_promise_is_that_of_the_test_which_decides(pairs: int) -> None:
+    """Without a confirmation; each has a noise floor of its own."""
+    plan = Plan(pairs, 0, 0, 0.0)
+    gain = decision.smallest(Noise(SD, 5), plan, number=1)
+    kept = 0
+    for seed in range(400):
+        dice = random.Random(seed)
+        noise = noise_of([dice.gauss(0.5, SD) for _ in range(6)])
+        drawn = [(dice.gauss(0.5, SD), dice.gauss(0.5 - gain, SD)) for _ in range(pairs)]
+        kept += decide(plan, 1, noise, lambda _, __, drawn=drawn: drawn).answer is Answer.KEEP
+    assert 0.85 <= kept / 400 <= 0.95
+
+
+@pytest.mark.parametrize("pairs", [1, 2, 3, 6])
+def test_without_confirmation_runs_that_spread_twice_as_much_keep_the_level(pairs: int) -> None:
+    """Of 4000 candidates without an effect 3 are kept by chance; by the floor's spread alone 17 and more would be."""
+    plan = Plan(pairs, 0, 0, 0.001)
+    nights = (Night(seed, spread=2.0) for seed in range(4000))
+    assert sum(night.trial(0.0, plan).answer is Answer.KEEP for night in nights) <= 9
 
 
 def test_a_harm_is_never_kept_and_mostly_named() -> None:
@@ -196,12 +219,13 @@ def test_pairs_that_are_no_pairs_of_the_floor_have_their_own_error() -> None:
 
 
 def test_the_advice_is_a_further_question_and_enough() -> None:
-    wanted = decision.pairs_for(0.006, SD, PLAN, number=2)
+    wanted = decision.pairs_for(0.006, Noise(SD, 5), PLAN, number=2)
     assert wanted > PLAN.pairs
-    assert decision.power(0.006, SD, PLAN.with_pairs(wanted), 2) >= decision.POWER
+    assert decision.power(0.006, Noise(SD, 5), PLAN.with_pairs(wanted), 2) >= decision.POWER
+    assert PLAN.runs == 2 * (2 + 6 + 2)
     assert PLAN.with_pairs(wanted) == Plan(wanted, confirming_pairs(wanted), wanted, 0.001)
-    assert decision.pairs_for(1e-6, SD, PLAN, 2) == decision.MOST_PAIRS
-    assert decision.pairs_for(1.0, SD, PLAN, 2) == PLAN.pairs + 1
+    assert decision.pairs_for(1e-6, Noise(SD, 5), PLAN, 2) == decision.MOST_PAIRS
+    assert decision.pairs_for(1.0, Noise(SD, 5), PLAN, 2) == PLAN.pairs + 1
 
 
 def test_the_bound_on_work_follows_the_spread_of_the_floor_between_two_limits() -> None:
@@ -242,7 +266,7 @@ def work_is_refused(times: Sequence[float], floor: Sequence[float]) -> bool:
     for pairs in range(1, len(one) + 1):
         gap = sum(map(math.log, other[:pairs])) - sum(map(math.log, one[:pairs]))
         if gap > pairs * math.log(decision.SLOWER[0]):  # else it is not: the quantiles take long
-            found = found or decision.more_work(one[:pairs], other[:pairs], floor)
+            found = found or decision.longer(one[:pairs], other[:pairs], floor)
     return bool(found)
 
 
@@ -260,7 +284,7 @@ def test_a_fifth_more_work_is_refused_where_times_are_steady(spread: float) -> N
 def test_extra_work_in_a_few_runs_is_seen_where_sides_train_in_turns_and_half_as_much_again_is_seen_anywhere() -> None:
     floor = [12.0, 12.1, 12.0, 11.9, 12.0, 12.1]
     some = [12.0, 12.0, 12.0, 12.0, 24.0, 24.0]
-    assert decision.more_work([12.0] * 6, some, floor) == pytest.approx(2 ** (1 / 3))
-    assert not decision.more_work([12.0] * 6, some, [])
-    assert decision.more_work([12.0] * 6, [18.1] * 6, []) == pytest.approx(18.1 / 12)
-    assert not decision.more_work([12.0] * 6, [13.1] * 6, floor)
+    assert decision.longer([12.0] * 6, some, floor) == pytest.approx(2 ** (1 / 3))
+    assert not decision.longer([12.0] * 6, some, [])
+    assert decision.longer([12.0] * 6, [18.1] * 6, []) == pytest.approx(18.1 / 12)
+    assert not decision.longer([12.0] * 6, [13.1] * 6, floor)

@@ -1,5 +1,7 @@
 """Trials from end to end: a real repository, real runs in the sandbox, and candidates that cheat."""
 
+import dataclasses
+import errno
 import json
 import os
 import re
@@ -8,16 +10,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from contain import NEEDS_SANDBOX
 from copies import ROOT, listed
 
-from nanochat.trial.referee import work_of
+from nanochat.errors import UserError
+from nanochat.log import Record
+from nanochat.paths import write_json
+from nanochat.trial import arena, referee
+from nanochat.trial.arena import Failure
+from nanochat.trial.decision import Plan
+from nanochat.trial.ledger import Ledger
+from nanochat.trial.referee import Question, Series, Trial, open_holdout, run_trial, verify_series, work_of
+from nanochat.trial.sides import Side
 
 # The first test waits for the noise floor and a trial: minutes on a machine with other work.
 pytestmark = [NEEDS_SANDBOX, pytest.mark.timeout(900)]
@@ -166,11 +177,22 @@ def test_mistakes_are_one_sentence(repository: Repository) -> None:
     for flags, sentence in (
         ([], "the candidate is the incumbent: change the code, or name another --candidate"),
         (["--candidate=nowhere"], f"nowhere is no commit of {repository.root}"),
+        (["--candidate=--matrix-lrr=0.03"], "unknown argument --matrix-lrr, did you mean --matrix-lr?"),
+        (["--candidate=--matrix-lr=0.03", "--flags=--scalar-lr=x"], "--scalar-lr: could not convert string to float"),
         (["--candidate=--matrix-lr=0.2", "--budget=seconds"], "the series default has --budget=flops"),
     ):
         found = repository.ask(*flags)
         assert (found.status, found.complaint[: len(sentence)]) == (MISTAKE, sentence)
         assert "\n" not in found.complaint
+    repository.change("nanochat/statistics.py", "\n# merged\n")
+    git(repository.root, "commit", "-qam", "merged")
+    try:
+        found = repository.ask("--candidate=--matrix-lr=0.03")
+        sentence = "nanochat/statistics.py of the incumbent "
+        assert (found.status, found.complaint[: len(sentence)]) == (MISTAKE, sentence)
+        assert "begin another series" in found.complaint
+    finally:
+        git(repository.root, "reset", "-q", "--hard", "HEAD~1")
     assert len(repository.records) == before
 
 
@@ -314,6 +336,208 @@ def test_a_changed_ledger_takes_no_more_questions(repository: Repository) -> Non
 def test_a_series_that_kept_nothing_keeps_its_holdout_sealed(repository: Repository) -> None:
     found = repository.ask("--holdout")
     assert (found.status, "the holdout stays sealed" in found.complaint) == (MISTAKE, True)
+
+
+QUESTION = Question("", "HEAD", "", "default", "tiny", "flops", "", Plan(1, 0, 0, 0.001), [], True, False)
+
+
+def opened(folder: Path, **fixed: str) -> Series:
+    """A series without texts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return Series(folder, {"scale": "tiny", "budget": "flops", "secret": "s", **fixed}, Ledger(folder / "trial.jsonl"))
+
+
+def test_a_fault_of_this_side_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is on the record, so the question can be asked again."""
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    series = opened(tmp_path / "trial/default")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(referee, "open_series", lambda _: series)
+    monkeypatch.setattr(referee, "Trial", full)
+    with pytest.raises(UserError, match=r"trial/default: No space left on device; nothing is decided by that"):
+        run_trial(QUESTION)
+    assert not series.ledger.records
+
+
+class Fake:
+    """A trial whose runs are made up: a candidate is better by 0.5, and each run takes about 10 seconds."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, plan: Plan, budget: str = "flops") -> None:
+        self.series = opened(folder, budget=budget, referee="one", unsafe="")
+        self.question = dataclasses.replace(QUESTION, plan=plan)
+        self.times = 1.0  # the candidate's seconds, in those of the incumbent
+        self.same = 99  # from this run on, the candidate's weights are the same
+        self.trained: list[tuple[str, str]] = []  # side and seed
+        for name in ("one", "other"):
+            (folder / "code" / name / "nanochat").mkdir(parents=True)
+            (folder / "code" / name / "nanochat/gpt.py").write_text(f"# {name}\n", encoding="utf-8")
+        for name in ("validation", "holdout"):
+            write_json(folder / f"sealed/{name}.json", ["a short text"])
+        monkeypatch.setattr(arena, "train", self.train)
+        monkeypatch.setattr(arena, "score", self.score)
+        monkeypatch.setattr(arena, "weights_hash", self.weights_hash)
+
+    def train(self, side: Side, flags: Sequence[str], home: Path, text: Path, folder: Path, *_: object) -> Record:
+        folder.mkdir(parents=True)
+        self.trained.append((side.name, next(flag for flag in flags if flag.startswith("--seed="))))
+        seconds = (10 + 0.1 * (len(self.trained) % 3)) * (self.times if side.name == "candidate" else 1.0)
+        return {"seconds": seconds, "cpu_seconds": 10.0, "processes": 1, "memory": 1.0, "initial": "", "bytes": 10}
+
+    def score(self, side: Side, *_: object) -> Record:
+        bpb = (2.0 if side.name == "candidate" else 2.5) + 0.001 * (len(self.trained) % 4)
+        return {"scoring": 1.0, "bpb": bpb, "sum_error": 0.0, "difference": 0.0}
+
+    def weights_hash(self, folder: Path) -> str:
+        count = sum(name == "candidate" for name, _ in self.trained)
+        return "same" if count >= self.same and self.trained[-1][0] == "candidate" else folder.name
+
+    def record(self) -> Record:
+        """Ask as a new process does."""
+        trial = Trial.__new__(Trial)
+        trial.series, trial.question, trial.machine = self.series, self.question, "machine"
+        trial.incumbent = Side("incumbent", "HEAD", self.series.code / "one")
+        trial.candidate = Side("candidate", "HEAD", self.series.code / "other")
+        trial.name, trial.number = "name", 1
+        return trial.record()
+
+    def parts(self) -> list[str]:
+        return [record["part"] for record in self.series.ledger.of_kind("run")]
+
+
+def test_a_candidate_that_is_refused_in_its_confirmation_leaves_no_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Fake(tmp_path, monkeypatch, Plan(2, 6, 2, 0.001))
+    fake.same = 5  # two in the first part
+    found = fake.record()
+    assert (found["answer"], found["refused"]) == ("discard", "seed")
+    assert fake.parts().count("confirm") == 8
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_what_is_kept_has_its_checkpoints_for_the_holdout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Fake(tmp_path, monkeypatch, Plan(2, 6, 2, 0.001))
+    found = fake.record()
+    assert found["answer"] == "keep"
+    assert {key for pair in found["confirmed"] for key in pair} == {path.name for path in (tmp_path / "runs").iterdir()}
+
+
+def test_by_the_clock_the_incumbent_is_trained_beside_each_candidate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow hour hits both: the noise floor may be hours old. A run that is there is not trained again."""
+    fake = Fake(tmp_path / "seconds", monkeypatch, Plan(2, 0, 0, 0.001), "seconds")
+    own, calls = fake.train, []
+
+    def stopped(*given: Any) -> Record:
+        calls.append(given)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return own(*given)
+
+    monkeypatch.setattr(arena, "train", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        fake.record()
+    assert fake.record()["pairs"] == 2
+    assert fake.parts() == ["screen"] * 3 + ["beside"] * 4
+    sides = [name for name, _ in fake.trained[3:]]
+    assert sides == ["incumbent", "candidate", "candidate", "incumbent"]
+    seeds = [seed for _, seed in fake.trained]
+    assert (seeds[3], seeds[5]) == (seeds[4], seeds[6])
+    assert len(set(seeds)) == 3 + 2
+    flops = Fake(tmp_path / "flops", monkeypatch, Plan(2, 0, 0, 0.001))
+    flops.record()
+    assert flops.parts() == ["screen"] * 5  # there the noise floor's runs are the pairs'
+
+
+@pytest.mark.parametrize(("times", "refused"), [(1.4, "budget"), (1.05, None)])
+def test_by_the_clock_a_candidate_has_the_time_that_chance_explains(
+    times: float, refused: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Fake(tmp_path, monkeypatch, Plan(2, 0, 0, 0.001), "seconds")
+    fake.times = times
+    assert fake.record().get("refused") == refused
+
+
+def test_the_holdout_says_whether_a_gain_held_in_the_form_of_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    fake = Fake(tmp_path / "trial/default", monkeypatch, Plan(2, 6, 0, 0.001))
+    fake.record()
+    monkeypatch.setattr(referee, "open_series", lambda _: fake.series)
+    capsys.readouterr()  # of how far it was
+    scores = iter([score for number in range(6) for score in (2.5 + 0.001 * number, 2.0)])
+    monkeypatch.setattr(arena, "score", lambda *_: {"bpb": next(scores)})
+    open_holdout("default", False)
+    lines = capsys.readouterr().out.splitlines()
+    assert all(re.fullmatch(r"METRIC [a-z0-9_]+=\S+", line) for line in lines[1:])
+    assert re.fullmatch(r"trial 1: candidate: .* on the holdout over 6 pairs, p = \S+: it held", lines[0])
+    metrics = Asked(0, lines, "").metrics
+    assert (metrics["trial_1_answer"], metrics["trial_1_pairs"], lines[-1]) == ("held", "6", "METRIC answer=held")
+    assert float(metrics["trial_1_gain_bpb"]) == pytest.approx(0.5025)
+    assert float(metrics["trial_1_p"]) < 0.001
+    open_holdout("default", True)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["answer"], told["trials"][0]["answer"], told["hash"]) == ("held", "held", metrics["ledger"])
+
+
+@pytest.mark.parametrize(("gains", "answer"), [([0.001, -0.001], "undecided"), ([-0.5, -0.5], "lost")])
+def test_a_gain_that_the_holdout_does_not_show_is_said(
+    gains: list[float], answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Fake(tmp_path, monkeypatch, Plan(2, 6, 0, 0.001))
+    record = fake.record()
+    scores = iter(
+        [score for number, gain in enumerate(3 * gains) for score in (2 + number / 1000, 2 + number / 1000 - gain)]
+    )
+    monkeypatch.setattr(arena, "score", lambda *_: {"bpb": next(scores)})
+    assert referee._on_holdout(fake.series, record)["answer"] == answer
+
+
+def test_a_check_of_the_ledger_has_the_form_of_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    last = opened(tmp_path / "trial/default").ledger.add("asked")["hash"]
+    verify_series("default", last, False)
+    metrics = {"lines": "1", "ledger": last, "answer": "unchanged"}
+    assert Asked(0, capsys.readouterr().out.splitlines(), "").metrics == metrics
+    verify_series("default", last, True)
+    assert json.loads(capsys.readouterr().out) == {
+        "series": "default",
+        "lines": 1,
+        "hash": last,
+        "answer": "unchanged",
+    }
+
+
+def test_the_reason_why_a_model_cannot_be_scored_is_where_the_answer_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judge(*_: object) -> None:
+        raise UserError("its words")
+
+    monkeypatch.setattr(arena, "judge", judge)
+    place = tmp_path / "runs/key"
+    place.mkdir(parents=True)
+    (tmp_path / "home/tok_train/default").mkdir(parents=True)
+    with pytest.raises(Failure, match="its model could not be scored: the reason is in ") as raised:
+        arena.score(Side("a", "HEAD", tmp_path), tmp_path / "home", place, [], False)
+    shutil.rmtree(place)
+    assert Path(str(raised.value).rpartition(" in ")[2]).read_text(encoding="utf-8") == "its words"
+
+
+def test_a_run_does_not_begin_without_room_for_its_files(tmp_path: Path) -> None:
+    trial = Trial.__new__(Trial)
+    trial.series = opened(tmp_path)
+    trial._check_space()
+    trial.series.ledger.add("run", bytes=2**60)
+    with pytest.raises(OSError, match="has no room for the checkpoints of this run"):
+        trial._check_space()
 
 
 def test_short_processes_count_as_what_they_may_hide() -> None:

@@ -11,7 +11,7 @@ import pytest
 from nanochat.errors import UserError
 from nanochat.trial import sides
 from nanochat.trial.scorer import Refused
-from nanochat.trial.sides import Side, check_files, check_flags, commit_of, committed, working_tree
+from nanochat.trial.sides import Side, check_files, check_flags, check_incumbent, commit_of, committed, working_tree
 
 SEALED = (
     "Kara of the hill keeps three foxes, and none of them has ever been seen by day. "
@@ -94,6 +94,20 @@ def test_what_is_frozen_is_refused_by_name(name: str, sentence: str, root: Path,
     (root / name).write_text("# mine\n")
     with pytest.raises(Refused, match=f"^refused, {sentence}"):
         check_files(before, changed(root, tmp_path), before.code, [SEALED])
+
+
+def test_an_incumbent_with_other_frozen_files_is_a_question_for_another_series(root: Path, tmp_path: Path) -> None:
+    """No candidate is blamed for what a merge has brought."""
+    before = side(root, tmp_path)
+    (root / "nanochat/gpt.py").write_text("# kept\n")
+    git(root, "commit", "-qam", "kept")
+    check_incumbent(side(root, tmp_path), before.code)
+    (root / "nanochat/evals/bpb.py").write_text("# merged\n")
+    git(root, "commit", "-qam", "merged")
+    with pytest.raises(
+        UserError, match=r"^nanochat/evals/bpb.py of the incumbent .*begin another series with --series"
+    ):
+        check_incumbent(side(root, tmp_path), before.code)
 
 
 def test_a_frozen_file_that_is_gone_is_refused_too(root: Path, tmp_path: Path) -> None:
