@@ -16,7 +16,7 @@ from nanochat.jobs import plan
 from nanochat.jobs.estimate import BaseRun
 from nanochat.jobs.plan import PLANNED_STAGES, STEPS
 from nanochat.jobs.runner import Step, difference, load_job
-from scripts.plan import Config, main
+from scripts.plan import Config, main, plan_job
 
 
 @pytest.fixture
@@ -28,6 +28,10 @@ def planned(base, monkeypatch, capsys, tiny_world):
     monkeypatch.setattr("scripts.plan.base_run", lambda *_: run)
 
     def make(**flags):
+        if "on" in flags:  # speedrun.sh starts no plan of other hardware
+            job = plan_job(Config(**flags))
+            job.save()
+            return load_job(job.folder), capsys.readouterr().out
         read_fd, write_fd = os.pipe()
         main(Config(**flags, save=write_fd))
         os.close(write_fd)
