@@ -104,7 +104,7 @@ def working_tree(root: Path, folders: Path) -> tuple[Path, str]:
         own = Path(git(root, "rev-parse", "--git-path", "index").strip())
         own = own if own.is_absolute() else root / own
         if own.exists():
-            shutil.copyfile(own, index)
+            shutil.copy2(own, index)  # with its time: git reads files again that changed in the same second
         variables = {"GIT_INDEX_FILE": str(index)}
         git(root, "add", "--all", variables=variables)
         tree = git(root, "write-tree", variables=variables).strip()

@@ -1,6 +1,7 @@
 """Both sides of a trial: folders of code, and what a candidate may not touch."""
 
 import json
+import os
 import subprocess
 import textwrap
 from collections.abc import Callable
@@ -72,6 +73,19 @@ def test_the_tree_is_taken_as_it_is_and_stays_so(root: Path, tmp_path: Path) -> 
     (root / "nanochat/gpt.py").write_text("# later\n")
     assert (found.code / "nanochat/gpt.py").read_text() == "# another model\n"
     assert changed(root, tmp_path).key != found.key
+
+
+def test_an_edit_within_the_second_of_the_checkout_is_seen(root: Path, tmp_path: Path) -> None:
+    """git compares times and sizes: it reads a file again only if its time is not before that of the index."""
+    path, index = root / "nanochat/gpt.py", root / ".git/index"
+    git(root, "config", "core.trustctime", "false")
+    second = 1_700_000_000
+    os.utime(path, (second, second))
+    git(root, "update-index", "--refresh")
+    os.utime(index, (second, second))
+    path.write_text("# nanochat/GPT.py\n")  # as long as before
+    os.utime(path, (second, second))
+    assert "+# nanochat/GPT.py" in changed(root, tmp_path).diff
 
 
 def test_flags_belong_to_the_key(root: Path, tmp_path: Path) -> None:
