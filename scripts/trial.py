@@ -28,6 +28,7 @@ class Config:
     least: float = option(0.001, "gains below this, in bits per byte, are not worth keeping")
     metric: str = option("seconds,cpu_seconds,memory", "what else is told of both sides")
     json: bool = option(False, "print the answer as JSON alone")
+    list: bool = option(False, "list what the series has asked, and ask nothing")
     verify: bool = option(False, "check the ledger of the series, and ask nothing")
     head: str = option("", "with --verify: a hash that an answer has named, which the ledger has to have")
     holdout: bool = option(False, "score what the series has kept on its holdout, which is opened once")
@@ -36,8 +37,12 @@ class Config:
 
 def main(config: Config) -> None:
     from nanochat.trial.decision import Plan, confirming_pairs
-    from nanochat.trial.referee import Question, begin, hand_over, open_holdout, run_trial, verify_series
+    from nanochat.trial.referee import Question, begin, hand_over, list_series, open_holdout, run_trial, verify_series
 
+    if config.list:
+        hand_over(config.series)
+        list_series(config.series, config.json)
+        return
     if config.verify:
         hand_over(config.series)
         verify_series(config.series, config.head, config.json)

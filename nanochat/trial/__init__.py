@@ -7,11 +7,13 @@
 - `arena`: a run of one side, contained
 - `scorer`, `judging`: scores of code that is not trusted
 - `referee`: a series, and its trials
+- `listing`: what a series has asked, and how long a question takes
 
 The door for other packages:
 
 - settings: BudgetName, ScaleName
 - decision: Plan, confirming_pairs
-- referee: Question, begin, hand_over, run_trial, open_holdout, verify_series
+- referee: Question, begin, hand_over, run_trial, open_holdout, list_series, verify_series
+- ledger: read; listing: listed, for benchmarks
 - judging: judge, check_rows, Limits; scorer: Refused, copy_files, entry_files, for entries of golf
 """

@@ -234,9 +234,11 @@ class Part(Enum):
 
 
 class Answer(Enum):
+    """As the ledger and programs have it; listing.ANSWERS has the words for people."""
+
     KEEP = "keep"
     DISCARD = "discard"
-    UNDECIDED = "not distinguishable yet"
+    UNDECIDED = "undecided"
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from nanochat.trial import arena, decision
 from nanochat.trial.arena import Failure
 from nanochat.trial.decision import Answer, Gain, Noise, Part, Plan, Verdict
 from nanochat.trial.ledger import GENESIS, Ledger, read, verify
+from nanochat.trial.listing import ANSWERS, length_words, list_lines, listed
 from nanochat.trial.scorer import Refused
 from nanochat.trial.settings import SCALES, BudgetName, ScaleName, TrialScale
 from nanochat.trial.sides import Side, check_files, check_flags, check_incumbent, commit_of, committed, working_tree
@@ -394,7 +395,9 @@ class Trial:
                 self._referee,
                 [*self.series.documents("validation"), *self.series.documents("holdout")],
             )
-            verdict = decision.decide(self.question.plan, self.number, self._noise(), self._draw)
+            noise = self._noise()
+            self._say_length()
+            verdict = decision.decide(self.question.plan, self.number, noise, self._draw)
             found = self._found(verdict)
         except Refused as refused:
             found = {"answer": "discard", "reason": str(refused), "refused": refused.check}
@@ -421,7 +424,7 @@ class Trial:
             runs = plan.with_pairs(wanted).runs
             reason = f"{more} would show {verdict.aim:.4f}: --pairs={wanted} asks for them, up to {runs} runs"
         return {
-            "answer": {Answer.KEEP: "keep", Answer.DISCARD: "discard", Answer.UNDECIDED: "undecided"}[verdict.answer],
+            "answer": verdict.answer.value,
             "reason": reason,
             "holds": verdict.holds,
             "note": self._note(),
@@ -530,6 +533,12 @@ class Trial:
     def _say(self, text: str) -> None:
         """Tell how far it is; with --json the answer stands alone on stdout."""
         print_line(f"trial {self.number}: {text}", file=sys.stderr if self.question.json else sys.stdout)
+
+    def _say_length(self) -> None:
+        """Tell how long the question may take."""
+        fixed = self.series.fixed
+        floor = self._incumbents(Part.SCREEN, self.series.scale.floor)
+        self._say(length_words(self.question.plan, fixed["scale"], fixed["budget"], floor))
 
     @property
     def _first(self) -> Part:
@@ -692,6 +701,15 @@ def verify_series(name: str, head: str, as_json: bool) -> None:
     _tell(told, [words, *metric_lines(metrics)], as_json)
 
 
+def list_series(name: str, as_json: bool) -> None:
+    """Print what a series has asked, and what it has taken."""
+    path = series_folder(name) / "trial.jsonl"
+    told = listed(name, list(read(path)) if path.exists() else [])
+    counts = {key: told[key] for key in ("kept", "runs")}
+    metrics = {"trials": len(told["trials"]), **counts, "seconds": f"{told['seconds']:.0f}", "answer": "listed"}
+    _tell(told, [*list_lines(told), *metric_lines(metrics)], as_json)
+
+
 def machine_name() -> str:
     """Return what decides a run's rounding and speed."""
     facts = hardware()
@@ -720,8 +738,7 @@ def _gain_record(gain: Gain | None) -> Record | None:
 
 def answer_lines(record: Record) -> list[str]:
     """Return the answer for people; the last lines are `METRIC name=value`, for programs."""
-    words = {"keep": "keep", "discard": "discard", "undecided": "not distinguishable yet"}[record["answer"]]
-    lines = ["", f"{words}: {record['reason']}"]
+    lines = ["", f"{ANSWERS[record['answer']]}: {record['reason']}"]
     metrics: dict[str, object] = {}
     if "gain" in record:
         lines.append(

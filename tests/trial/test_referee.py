@@ -303,6 +303,9 @@ def test_an_agent_spends_a_night_as_its_page_says(repository: Repository) -> Non
     last = trials[-1]
     assert last["refused"] == "frozen"
     assert kept["candidate"]["code"] == last["incumbent"]["code"]  # the next question compares with what was kept
+    found = repository.ask("--list")
+    assert (found.status, found.metrics["answer"], found.metrics["kept"]) == (KEEP, "listed", "1")
+    assert any("nanochat/settings.py" in line and "| keep" in line for line in found.lines)
     assert repository.runs() == before
 
 
