@@ -106,7 +106,11 @@ class JinjaTemplate:
     @cached_property
     def reader_inside(self) -> tokenizers.Tokenizer:
         """The tokenizer that reads a text behind a special token: some write a blank only where all of it begins."""
-        state = self.reader.to_str().replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
+        first = '"prepend_scheme":"first"'
+        pieces = self.reader.pre_tokenizer
+        if pieces is None or first.encode() not in pieces.__getstate__():
+            return self.reader  # a large vocabulary takes seconds to read again
+        state = self.reader.to_str().replace(first, '"prepend_scheme":"never"')
         backend = tokenizers.Tokenizer.from_str(state)
         backend.encode_special_tokens = True
         return backend
