@@ -1,10 +1,12 @@
 r"""MCLM: competition mathematics in Korean. Answers are compared by value where they are numbers, else by spelling.
 
-A number is arithmetic with fractions, roots and π: 1\frac{1}{2} is 1.5. Solutions and sets have no order, tuples and
-intervals have one. Units, degrees and percent signs do not count.
+A number is arithmetic with fractions, roots and π: 1\frac{1}{2} is 1.5, and 0.\overline{3} is 1/3. Solutions and sets
+have no order, tuples and intervals have one. Units, degrees and percent signs do not count.
 """
 
 import re
+from collections.abc import Callable
+from fractions import Fraction
 from typing import NamedTuple
 
 from nanochat.calculator import REFUSALS, calculate
@@ -20,7 +22,15 @@ class Rule(NamedTuple):
     """A rule of spelling, by regular expressions."""
 
     pattern: str
-    replacement: str
+    replacement: str | Callable[[re.Match[str]], str]
+
+
+def _fraction(found: re.Match[str]) -> str:
+    r"""Return a repeating decimal as a fraction: 0.1\overline{6} is 1/6. Groups: whole part, decimals, what repeats."""
+    whole, decimals, repeated = found.groups()
+    before = int(whole + decimals or "0")
+    value = Fraction(int(whole + decimals + repeated) - before, 10 ** len(decimals) * (10 ** len(repeated) - 1))
+    return f"❨{value}❩"
 
 
 # Rules are applied in this order, so that spellings of one answer become equal.
@@ -56,10 +66,10 @@ WORDS_AND_UNITS = (
     Rule(r"(?<=\d),(?=\d{3}(?!\d))(?!.*(?:[)\]]|\\\}))", ""),
     # Blanks, and the point at the end.
     Rule(r"\s+|\.$", ""),
-    # \frac12, \frac{1}2 and \sqrt2 get their braces.
+    # \frac12, \frac{1}2, \sqrt2 and \overline3 get their braces.
     Rule(r"\\frac(\d)", r"\\frac{\1}"),
     Rule(r"(\\frac\{[^{}]*\})(\d)", r"\1{\2}"),
-    Rule(r"\\sqrt(\d)", r"\\sqrt{\1}"),
+    Rule(r"\\(sqrt|overline)(\d)", r"\\\1{\2}"),
     # 1\frac{1}{2}
     Rule(r"(\d+)\\frac\{(\d+)\}\{(\d+)\}", r"❨\1+\2/\3❩"),
     Rule(r"([_^])\{(\w+)\}", r"\1\2"),
@@ -68,6 +78,7 @@ ROOT_OR_FRACTION = (
     Rule(r"\\sqrt(?:\[(\d)\])?\{([^{}]*)\}", r"√\1❨\2❩"),
     Rule(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"❨❨\1❩/❨\2❩❩"),
 )
+REPEATING = (Rule(r"(\d*)\.(\d*)\\overline\{(\d+)\}", _fraction),)
 NESTING = 3  # levels of roots and fractions in each other, the innermost first
 SIGNS = (
     Rule(r"\\pi|π", "❨3.14159265359❩"),
@@ -86,21 +97,26 @@ SIGNS = (
     Rule(r"^\(([^,()]*)\)$", r"\1"),
     Rule(r"^\\\{(.*)\\\}$", r"\1"),
 )
-REWRITINGS = (*WORDS_AND_UNITS, *ROOT_OR_FRACTION * NESTING, *SIGNS)
+REWRITINGS = (*WORDS_AND_UNITS, *REPEATING, *ROOT_OR_FRACTION * NESTING, *SIGNS)
 # Between brackets and separators of tuples, intervals and sets. Arithmetic has the brackets ❨ and ❩ instead.
 ELEMENT = re.compile(r"[^][(){},∪]+")
 ROOT = re.compile(r"√(\d?)(?:\(((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*)\))")
 ARITHMETIC = re.compile(r"[-+*/().\d]+")
 
 
-def _number(text: str) -> str:
-    """Return a value as text, exact for a whole number, else to nine digits; empty for other text."""
+def _value(text: str) -> str:
+    """Return a value as text, exact for a whole number, else to twelve digits; empty for other text."""
     try:
         text = text.replace("❨", "(").replace("❩", ")")
-        text = ROOT.sub(lambda found: f"({float(_number(found[2])) ** (1 / int(found[1] or 2)):.12f})", text)
-        value = calculate(text) if ARITHMETIC.fullmatch(text) else ""
+        text = ROOT.sub(lambda found: f"({float(_value(found[2])) ** (1 / int(found[1] or 2)):.12f})", text)
+        return calculate(text) if ARITHMETIC.fullmatch(text) else ""
     except REFUSALS:
         return ""
+
+
+def _number(text: str) -> str:
+    """Return a value as text, exact for a whole number, else to nine digits; empty for other text."""
+    value = _value(text)
     return f"{float(value):.9g}" if "." in value else value
 
 

@@ -5,20 +5,25 @@ python -m tracks.golf.documents --tag=golf-1 --text=report
 
 There are two texts that have no document in common: the selection text (`choose`), the first bytes of validation, which
 training and packing also look at; and the reporting text (`report`), the documents behind them. The loss is that of
-the scoring process (tracks/golf/score.py), which adds up all documents because its bytes count.
+the scoring process (tracks/golf/score.py), which adds up all documents because its bytes count. The artifact is first
+checked as before any score of golf (tracks/golf/checks.py).
 """
 
+import shutil
+import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from nanochat.config import Count, option, options, run_script
 from nanochat.errors import UserError
+from nanochat.log import Record, table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir, write_json
 from nanochat.settings import TagSettings
 from nanochat.statistics import measured
 from tracks.golf.entries import SCALES, code_bytes
-from tracks.golf.eval import record_of
+from tracks.golf.eval import check_rows, record_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +31,7 @@ if TYPE_CHECKING:
     from nanochat.data.corpus import Corpus
     from nanochat.gpt import GPT
 
-FILE = "documents.json"  # bytes of each document; by stride, nats of each
+FILE = "documents.json"  # bytes of each document; by stride, nats of each; what was checked
 LEAST = 2  # documents of a text: their spread is the error
 TextName = Literal["choose", "report"]
 
@@ -65,6 +70,18 @@ def documents_of(corpus: "Corpus", name: TextName, size: int) -> list[str]:
         where = "" if name == "choose" else " behind the selection text"
         raise UserError(f"validation has {len(found)} documents{where}: use more text, or other --eval-bytes")
     return found
+
+
+def check_artifact(path: Path, documents: list[str], rows: int, device: str) -> Record:
+    """Return what was checked of an artifact on a text; a UserError names the rule that it breaks."""
+    from tracks.golf.checks import check_files
+
+    with tempfile.TemporaryDirectory(prefix="golf-") as folder:
+        shutil.copy(path, f"{folder}/artifact")
+        write_json(Path(folder, "text"), documents)
+        started = time.monotonic()
+        checked = check_files(folder, rows, device)
+    return checked | {"seconds": time.monotonic() - started}
 
 
 def document_nats(model: "GPT", ids: "Tensor", lengths: "Tensor", owners: "Tensor", stride: int, rows: int) -> "Tensor":
@@ -108,6 +125,7 @@ def main(config: Config) -> None:
     scale = SCALES[packed.metrics["Scale"]]
     corpus = open_corpus(packed.metrics["Data"], packed.metrics["Shards"])
     documents = documents_of(corpus, config.text, config.eval_bytes or scale.eval_bytes)
+    checked = check_artifact(path, documents, config.rows, scale.device)
     artifact = read_artifact(path.read_bytes())
     tokenizer = rustbpe.Tokenizer(**artifact.vocabulary)
     model = load(artifact, scale.device)
@@ -123,7 +141,7 @@ def main(config: Config) -> None:
             found[stride] = document_nats(model, ids, lengths, owners, stride, config.rows).tolist()
             seconds[stride] = time.monotonic() - started
     sums = outcome.folder / FILE
-    write_json(sums, {"bytes": sizes, "nats": found})
+    write_json(sums, {"bytes": sizes, "nats": found, "checked": checked})
     groups = {name: size for name, size in artifact.bytes.items() if name != "tokenizer"}
     text_hash = text_sha256("\0".join(documents))
     outcome.metrics = {
@@ -134,8 +152,10 @@ def main(config: Config) -> None:
         "SHA-256 of the artifact": packed.artifacts[path.name],
         "Bytes": sum(groups.values()) + code_bytes(),
         **{f"Scoring seconds, stride {stride}": measured(value, spec=".1f") for stride, value in seconds.items()},
+        "Checking seconds": measured(checked["seconds"], spec=".1f"),
         **{name: packed.metrics[name] for name in ("Scale", "Steps", "Training seconds", "Packing seconds")},
     }
+    outcome.tables = [table_of("Checks", "Rule | Passed by", check_rows(checked))]
     outcome.add_artifact(sums)
     outcome.finish()
 

@@ -46,7 +46,8 @@ class Config(TagSettings):
         "compare the runs TAG-ENTRY-SEED of these entries, the first one with the rest (default: score an artifact)",
         group="series",
     )
-    seeds: Count = option(3, "seeds of the series", group="series", least=1)
+    seeds: Count = option(3, "seeds 1 to N of the first entry, and of the best baseline", group="series", least=1)
+    ablation_seeds: Count = option(0, "seeds 1 to N of the other entries (0: as --seeds)", group="series")
     check: Literal["", ScaleName] = option(
         "",
         "only check that artifacts of this scale can be scored here (default: no check)",
@@ -222,9 +223,13 @@ def evaluate(config: Config) -> None:
 def compare(config: Config) -> None:
     """Write the outcome of a series: the first of its entries against the best of the baselines, and the ablation."""
     outcome = Outcome.begin("golf_eval", config.tag, config)
-    own, *others = [read_arm(config.tag, entry, config.seeds) for entry in config.entries.split(",")]
-    baselines = {entry: read_arm(config.tag, entry, config.seeds) for entry in BASELINES}
-    best = baselines[best_baseline(config.tag)]
+    entry, *without = config.entries.split(",")
+    own = read_arm(config.tag, entry, config.seeds)
+    others = [read_arm(config.tag, name, config.ablation_seeds or config.seeds) for name in without]
+    # One that was the best before may have more seeds than the first, of earlier flags.
+    baselines = {name: read_arm(config.tag, name, 1) for name in BASELINES}
+    best = read_arm(config.tag, best_baseline(config.tag), config.seeds)
+    baselines[best.name] = best
     require_equal([own, *others, *baselines.values()])
     difference, p = best.against(own)
     outcome.metrics = {

@@ -122,6 +122,7 @@ def steps(config: Config) -> Iterator[Step]:
 
     entries = ",".join([config.entry, *tricks])
     compare = ["tracks.golf.eval", f"--tag={config.tag}", f"--entries={entries}", f"--seeds={config.seeds}"]
+    compare.append(f"--ablation-seeds={ablation_seeds}")  # the tag may have more, of earlier flags
     yield Step("comparison", compare)
     yield report_step(config.tag, config.out)
 

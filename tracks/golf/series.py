@@ -2,18 +2,21 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
+from nanochat.config import flag_of
 from nanochat.errors import UserError
 from nanochat.log import Record, table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
 from nanochat.statistics import Metrics, holm, measured, p_value
 from tracks.golf.entries import BASELINES
+from tracks.golf.train import Config as Training
 
 SIGNIFICANT = 0.05  # a difference with a larger p, corrected for the table, is within the noise of the seeds
 EQUAL = ("Scale", "Stride", "Text")  # metrics that runs share, or their scores cannot be compared
+TIMED = ["compile"]  # settings of training that a run may change, but that change what it does on the clock
 COSTS = ("Bytes", "Training seconds", "Packing seconds")
 COLUMNS = (
     "Arm | bpb:.4f | ±:.4f | Difference:+.4f | p:.2g | p, corrected:.2g | Within noise"
@@ -54,13 +57,48 @@ class Arm:
         return found
 
 
+def deciding_flags(run: str) -> dict[str, Any]:
+    """Return the flags that decide a run beside its seed: those of its training, its packing and its score."""
+    names = {
+        "base_train": [one.name for one in fields(Training) if not one.metadata["may_change"]] + TIMED,
+        "golf_pack": ["scale", "plan", "model_bytes", "eval_bytes"],
+        "golf_eval": ["count_tokenizer"],  # strides are compared over all arms
+    }
+    found = {}
+    for stage, asked in names.items():
+        path = stage_dir(stage, run) / "outcome.json"
+        config = Outcome.load(path).config if path.exists() else {}
+        found |= {f"{flag_of(name)} of {stage}": config[name] for name in asked if name in config and name != "seed"}
+    return found
+
+
+def require_one_series(runs: Sequence[str]) -> None:
+    """Raise a UserError if a run of an arm has other flags than its first one: they are of two series."""
+    first, *others = runs
+    own = deciding_flags(first)
+    for run in others:
+        found = deciding_flags(run)
+        # A flag that came with a later version is in one of the records alone.
+        changed = [name for name in own if name in found and own[name] != found[name]]
+        if changed:
+            raise UserError(
+                f"{run} was made with other flags than {first} ({', '.join(changed)}), and cannot be averaged with it:"
+                f" make it again with the same flags, or compare fewer seeds"
+            )
+
+
 def read_arm(tag: str, name: str, seeds: int) -> Arm:
-    """Return an arm with those of the seeds 1 to `seeds` that it has; UserError if it has none."""
-    paths = [stage_dir("golf_eval", f"{tag}-{name}-{seed}") / "outcome.json" for seed in range(1, seeds + 1)]
-    runs = [Outcome.load(path) for path in paths if path.exists()]
+    """Return an arm with those of the seeds 1 to `seeds` that it has.
+
+    A UserError if it has none, or if they have different flags: a tag may have runs of an earlier series.
+    """
+    tags = [f"{tag}-{name}-{seed}" for seed in range(1, seeds + 1)]
+    paths = {run: stage_dir("golf_eval", run) / "outcome.json" for run in tags}
+    runs = {run: Outcome.load(path) for run, path in paths.items() if path.exists()}
     if not runs:
         raise UserError(f"tracks.golf.eval has not finished for {tag}-{name}-1: run it first")
-    return Arm(name, runs)
+    require_one_series(list(runs))
+    return Arm(name, list(runs.values()))
 
 
 def best_baseline(tag: str) -> str:

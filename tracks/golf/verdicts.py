@@ -34,6 +34,7 @@ COLUMNS = (
     "Claim | The seed's figure | Instead | Gain, selection text:+.4f | ±:.4f | p:.2g | Gain, reporting text:+.4f"
     " | ± of it:.4f | Seeds | Steps:,.0f | Seconds per step:.3g | Seconds:,.0f | Bytes:,.0f | Verdict"
 )
+CHECKS = "Arm | Scores | Places:,d | Normalised:.1e | Causal:.1e | Score first:.1e | Bytes:,d"
 DRIFT = 0.05  # of the row's seconds per step, by which those of an arm of its shape may differ
 TITLES: dict[TextName, str] = {"choose": "selection text", "report": "reporting text"}
 
@@ -56,6 +57,7 @@ class Found:
     rescored: "dict[str, dict[int, np.ndarray]]"  # the row's runs with other strides
     sizes: "np.ndarray"  # bytes of each document
     outcomes: dict[str, list[Outcome]]  # arm, or SEED_NAME -> of its runs
+    checked: dict[str, list[Record]]  # the same -> what was checked before each score
 
     def verdicts(self) -> "dict[str, Difference]":
         from tracks.golf.differences import verdicts
@@ -107,7 +109,10 @@ def seed_counts(tag: str, arms: Sequence[Arm], seeds: int) -> dict[str, int]:
 
 
 def read_study(tag: str, arms: Sequence[Arm], counts: Mapping[str, int], text: TextName) -> Found:
-    """Return what has been scored on a text. counts: seeds of each arm, and of SEED_NAME."""
+    """Return what has been scored on a text. counts: seeds of each arm, and of SEED_NAME.
+
+    A score counts only if the artifact was checked before: a UserError for one of an earlier version.
+    """
     import numpy as np
 
     outcomes = read_scores(tag, counts, text)
@@ -116,6 +121,13 @@ def read_study(tag: str, arms: Sequence[Arm], counts: Mapping[str, int], text: T
         for name, runs in outcomes.items()
         for seed, run in runs.items()
     }
+    unchecked = [f"{tag}-{name}-{seed}-{text}" for (name, seed), scores in sums.items() if "checked" not in scores]
+    if unchecked:
+        folders = ", ".join(f"golf_documents/{name}" for name in unchecked)
+        raise UserError(
+            f"these scores were made before artifacts were checked, by an earlier version: remove {folders} and run"
+            f" tracks.golf.claims again"
+        )
 
     def bits(name: str, stride: int) -> "dict[int, np.ndarray]":
         by_stride = {seed: sums[name, seed]["nats"] for seed in outcomes[name]}
@@ -130,6 +142,7 @@ def read_study(tag: str, arms: Sequence[Arm], counts: Mapping[str, int], text: T
         {arm.name: bits(SEED_NAME, arm.stride) for arm in arms if arm.stride is not None},
         np.array(sums[SEED_NAME, 1]["bytes"], dtype=np.float64),
         {name: list(runs.values()) for name, runs in outcomes.items()},
+        {name: [sums[name, seed]["checked"] for seed in runs] for name, runs in outcomes.items()},
     )
 
 
@@ -200,6 +213,22 @@ def claims_table(arms: Sequence[Arm], choose: Found, report: Found) -> Record:
     return table_of("Claims of the seed, in bits per byte", COLUMNS, rows, note)
 
 
+def checks_table(choose: Found, report: Found) -> Record:
+    """Return the table of what was checked of the runs of each arm, on both texts, before their scores."""
+    rows = []
+    for name, own in choose.checked.items():
+        checked = own + report.checked[name]
+        largest = [max(one[rule] for one in checked) for rule in ("sum", "causal", "again", "bytes")]
+        rows.append([name, len(checked), min(one["places"] for one in checked), *largest])
+    note = (
+        "Each artifact was checked before each of its scores, and an arm that breaks a rule has none. Places: the"
+        " fewest of a score. Normalised: the largest error of a sum of probabilities. Causal: the largest difference,"
+        " in nats, before a changed token. Score first: the same for the same rows again. Bytes: of the largest file,"
+        " whose parts were the whole of it."
+    )
+    return table_of("Checks before the scores", CHECKS, rows, note)
+
+
 def figures(choose: Found, report: Found) -> Metrics:
     """Return the metrics for the report card."""
     from tracks.golf.differences import bits_per_byte, noise_of_runs
@@ -237,7 +266,7 @@ def main(config: Config) -> None:
     choose = read_study(config.tag, arms, counts, "choose")
     report = read_study(config.tag, arms, counts, "report")
     outcome.metrics = figures(choose, report)
-    outcome.tables = [claims_table(arms, choose, report)]
+    outcome.tables = [claims_table(arms, choose, report), checks_table(choose, report)]
     outcome.finish()
 
 

@@ -91,18 +91,62 @@ x^2+2x+1              | x^{2} + 2x + 1  $x^2+2x+1$                            | 
 5m+3                  | 5m + 3  5m+3                                          | 8  5+3  5m
 7 m                   | 7  7 m  7\text{ m}                                    | 7m
 1011_2                | 1011_{2}                                              | 1011  1101_2
+0.\overline{3}        | \frac13  1/3  0.3\overline{3}  .\overline3  0.\overline{33} | 0.3  0.333333  3  0.0\overline{3}
+0.\overline{9}        | 1  \frac{3}{3}  1.0                                     | 0.9  0.99999  0.\overline{90}
+-1.2\overline{27}     | -\frac{27}{22}  -1\frac{5}{22}  -1.2\overline{2727} | 1.2\overline{27}  -1.\overline{27}  -1.227
+\frac{2}{3}           | \sqrt{\frac{4}{9}}  \sqrt{0.\overline{4}}  \frac{1.\overline{3}}{2} | \frac{3}{2}  \frac{4}{9}
+\overline{AB}         | \overline{AB}                                         | AB  \overline{BA}
+"""
+# The right answer | what a near miss of it says: a sign, an order, an end of an interval, a term, a number beside it.
+NEAR_MISSES = r"""
+18                    | 81  \frac{1}{18}  18\pi  18^2  18\frac{1}{2}
+-5                    | |-5|  \pm 5  5^{-1}
+5                     | 5!  \pm5  5i  5\frac{1}{2}  5\text{ or }6
+\frac{3}{4}           | -\frac{3}{4}  \frac{3}{4}\pi  3.4  0.7500001  3:4  \frac{4}{5}
+\frac{\sqrt{3}}{3}    | \frac{3}{\sqrt{3}}  \frac{\sqrt{3}}{9}  -\frac{\sqrt{3}}{3}  \sqrt[3]{3}
+\sqrt{51}             | \pm\sqrt{51}  -\sqrt{51}  \sqrt[3]{51}
+3\sqrt{2}             | 3+\sqrt{2}  \sqrt{12}  \sqrt[3]{2}  4.24
+2\sqrt{3}+1           | 2\sqrt{3}-1  2\sqrt{3+1}  3\sqrt{2}+1  2\sqrt{3}
+\frac{1+\sqrt{5}}{2}  | \frac{1-\sqrt{5}}{2}  1+\frac{\sqrt{5}}{2}  1.618
+1\frac{1}{2}          | -1\frac{1}{2}  1\frac{2}{1}  2\frac{1}{2}
+12,345                | 12,354  1234.5  (12,345)
+6.02\times10^{-3}     | 6.02\times10^{-2}  -6.02\times10^{-3}  0.0602
+50\%                  | 0.5  \frac{1}{2}  0.5%  -50\%  500%
+\frac{\pi}{3}         | 60^\circ  60  \frac{\pi}{6}  \frac{2\pi}{3}  1.047
+60^\circ              | \frac{\pi}{3}  -60^\circ  300^\circ  120  61
+2\pi                  | 360^\circ  2  \pi  2+\pi  2\pi^2  -2\pi  2\pi r
+(3, 4)                | (3,-4)  (3,4,0)  (3,4]  \{3,4\}  (3,5)  7
+(1, 2), (3, 4)        | (1,2)  (1,2,3,4)  (2,1),(4,3)  (1,4),(3,2)
+[0, \infty)           | (-\infty,0]  [1,\infty)  [0,-\infty)  \{0,\infty\}
+[2, 5)                | (2,5)  (2,5]  [2,5]  [2,6)  [5,2)  \{2,5\}
+(-\infty, 2) \cup (3, 4) | (-\infty,2]\cup(3,4)  (-\infty,2)\cap(3,4)  (2,\infty)\cup(3,4)
+\{1, 2, 3\}           | \{1,2,3,4\}  \{1,2,4\}  \{-1,2,3\}  123
+x=5                   | x\ne5  x<5  x\ge5  x=-5  x=5,6
+x\le 2                | x<2  x\ge2  x=2  x\le-2
+1, -2                 | -1, 2  (1,-2)  1, -2, 0  -2
+\frac{1}{2}, \frac{1}{3} | \frac{5}{6}  \frac{1}{6}  \frac{1}{2}  2, 3
+x^2+2x+1              | x^2+2x-1  x+2x+1  x^3+2x+1  x^2+2x+1=0  y^2+2y+1  (x-1)^2
+y=2x+1                | y=2x-1  y=x+2  x=2y+1  y=2x
+3+4i                  | 3-4i  4+3i  7i  5
+\log_2 3              | \log_3 2  \log 3  \ln 3
+\frac{x}{y}           | \frac{y}{x}  xy  -\frac{x}{y}
+\frac{1}{x+1}         | \frac{1}{x}+1  \frac{1}{x-1}  x+1
+2^{10}                | 10^2  20  1023  2^{-10}
+10:30                 | 10:03  10.30  1030
+\text{no solution}    | 0  \text{one solution}
 """
 CASES = [
     (right.strip(), spelling, verdict)
-    for right, *columns in cells(SPELLINGS, "|")
+    for right, *columns in [*cells(SPELLINGS, "|"), *([right, "", wrong] for right, wrong in cells(NEAR_MISSES, " | "))]
     for verdict, column in zip((True, False), columns, strict=True)
     for spelling in column.strip().split("  ")
     if spelling
 ]
 
 
-def test_a_hundred_spellings_and_hostile_answers() -> None:
-    assert len(CASES) >= 100
+def test_a_hundred_right_and_a_hundred_wrong_spellings_and_hostile_answers() -> None:
+    for side in (True, False):
+        assert len({(right, spelling) for right, spelling, verdict in CASES if verdict == side}) >= 100
     wrong = [case for case in CASES if (MCLM.read(f"\\boxed{{{case[1]}}}") == MCLM.read(f"#### {case[0]}")) != case[2]]
     assert wrong == []
     nested = ["(" * 5000, r"\boxed{" * 3000, "√(" * 500]

@@ -1,6 +1,7 @@
 """The table of the seed's claims: each arm differs from the row in what it says, and fits the scale."""
 
 import pytest
+from conftest import ROOT
 
 from nanochat.config import parse
 from nanochat.errors import UserError
@@ -52,6 +53,14 @@ def test_nine_layers_fit_the_budget_too(scale: str) -> None:
     counts = plan_of(scale, "layers-9").counts
     model = 1.03 * (0.75 * counts["matrices"] + 0.97 * (counts["total"] - counts["matrices"]))
     assert model + code_bytes() < SCALES[scale].bytes
+
+
+def test_the_shares_of_qat_are_those_of_the_seeds_text_and_of_its_log() -> None:
+    """They differ; the page says so, and the arm has the one that the row does not have."""
+    shares = [arm_flags("cpu", arm, {})["--qat-share"] for arm in (None, *arms_of("qat-15"))]
+    assert [*shares, ENTRIES["seed", "1gpu"]["--qat-share"]] == ["0.1", "0.15", "0.15"]
+    page = (ROOT / "tracks/golf/README.md").read_text(encoding="utf-8")
+    assert "The seed's text and the log of its run disagree about QAT" in page
 
 
 def test_arms_are_chosen_by_name() -> None:

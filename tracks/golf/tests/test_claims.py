@@ -13,8 +13,11 @@ import pytest
 from conftest import plant_world
 
 from nanochat.errors import UserError
+from nanochat.gpt import GPT
 from nanochat.paths import hold_folder, read_json, read_sha256, write_json
-from tracks.golf import claims, verdicts
+from tracks.golf import checks as checks_of_golf
+from tracks.golf import claims, documents, verdicts
+from tracks.golf.artifact import Artifact
 
 STUDY = ["--scale=embedded", "--tag=tiny", "--out=tiny.md", "--vocab-size=300", "--arms=no-qat,no-overlap"]
 FLAGS = "--num-iterations=3 --depth=1 --width=32 --head-dim=16 --max-seq-len=128 --total-batch-size=256 --no-compile"
@@ -36,7 +39,9 @@ def began(output: str) -> list[str]:
     return re.findall(r"^== (\S+): python ", output, re.MULTILINE)
 
 
-def test_a_study_is_stopped_resumed_and_written_once(series, base, tmp_path, tiny_world, quick) -> None:
+def test_a_study_is_stopped_resumed_and_written_once(
+    series, base, tmp_path, tiny_world, quick, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plant_world(base, tiny_world)
     # Killed in the middle: the process, and with it the step.
     words = [quick, "-m", "tracks.golf.claims", *STUDY, *FLAGS]
@@ -65,6 +70,11 @@ def test_a_study_is_stopped_resumed_and_written_once(series, base, tmp_path, tin
     record = read_json(base / "golf_claims/tiny/outcome.json")
     assert record["metrics"]["Runs"] == 4
     assert record["metrics"]["Seeds of the baseline"] == 2
+    # Each score was checked before, on its text, and the card says so for each arm.
+    assert "### Checks before the scores" in text
+    assert [row[:2] for row in record["tables"][1]["rows"]] == [["seed", 4], ["no-qat", 4]]
+    [checks] = read_json(base / "golf_documents/tiny-no-qat-1-report/outcome.json")["tables"]
+    assert [rule for rule, _ in checks["rows"]] == ["normalised", "causal", "score first", "bytes"]
     texts = {record["metrics"][f"Text for {name}"].split(",")[0] for name in ("selection", "reporting")}
     assert len(texts) == 2
 
@@ -96,6 +106,25 @@ def test_a_study_is_stopped_resumed_and_written_once(series, base, tmp_path, tin
         with pytest.raises(UserError, match=opened):
             claims.open_report(config, counts)
         write_json(path, scored)
+    # An artifact that breaks a rule has no score.
+    load = checks_of_golf.load
+
+    def load_looking_ahead(artifact: Artifact, device: str) -> GPT:
+        model = load(artifact, device)
+        mlp = model.blocks[0].mlp
+        plain = mlp.forward
+        monkeypatch.setattr(mlp, "forward", lambda x: plain(x) + x.mean(dim=1, keepdim=True))
+        return model
+
+    scores = base / "golf_documents/tiny-no-qat-2-choose"
+    shutil.rmtree(scores)
+    again = documents.Config(tag="tiny-no-qat-2", strides="128", eval_bytes=3000)
+    with monkeypatch.context() as broken:
+        broken.setattr(checks_of_golf, "load", load_looking_ahead)
+        with pytest.raises(UserError, match=r"^causal: a changed token moves earlier scores"):
+            documents.main(again)
+    assert not (scores / "outcome.json").exists()
+    documents.main(again)
     path = base / "golf_documents/tiny-no-qat-1-choose/outcome.json"
     other = read_json(path)
     other["metrics"]["Text"] = "another"

@@ -97,6 +97,21 @@ def test_entries_are_compared_with_the_best_baseline(base) -> None:
         golf_eval.main(series)
     path.unlink()
     golf_eval.main(series)
+    # An earlier ablation with two seeds has left one with other flags; it and a former best baseline are not read.
+    for seed in (1, 2):
+        for stage in ("golf_eval", "base_train"):
+            folder = base.folder / stage
+            shutil.copytree(folder / "series-golf-1", folder / f"series-golf-without-smear-{seed}")
+    path = base.folder / "base_train/series-golf-without-smear-2/outcome.json"
+    outcome = read_json(path)
+    outcome["config"]["depth"] += 1
+    path.write_text(json.dumps(outcome), encoding="utf-8")
+    golf_eval.main(replace(series, entries="golf,golf-without-smear", ablation_seeds=1))
+    baselines, ablation, *_ = scored(base, "series")["tables"]
+    seeds = {row[0]: row[-1] for row in (*baselines["rows"], *ablation["rows"])}
+    assert seeds == {"golf": 1, "golf-without-smear": 1, "naive-narrow": 1, "naive-middle": 2, "naive-wide": 1}
+    with pytest.raises(ValueError, match=r"series-golf-without-smear-2 was made with other flags than .*--depth"):
+        golf_eval.main(replace(series, entries="golf,golf-without-smear"))
 
 
 def speed(factor):

@@ -94,6 +94,7 @@ def test_the_ablation_has_seeds_of_its_own(base, ablation: int, ablated: list[in
     assert {f"golf-{seed}" for seed in (1, 2, 3)} | {f"{best}-{seed}" for seed in (1, 2, 3)} <= set(scored)
     assert [f"golf-without-narrow-MLP-{seed}" for seed in ablated] == [name for name in scored if "narrow-MLP" in name]
     assert "--seeds=3" in compared.command
+    assert f"--ablation-seeds={len(ablated)}" in compared.command  # the folder may have more, of earlier flags
 
 
 # flag, beginning of the sentence. Where there is a GPU, --scale=1gpu would train.

@@ -1,8 +1,12 @@
 """Arms with several seeds are compared."""
 
-import pytest
-from outcomes import ENVIRONMENT, RECORD
+from pathlib import Path
+from typing import Any
 
+import pytest
+from outcomes import ENVIRONMENT, RECORD, leave
+
+from nanochat.errors import UserError
 from nanochat.outcome import Outcome
 from tracks.golf.series import Arm, comparison_table, read_arm, require_equal
 
@@ -57,3 +61,33 @@ def test_runs_become_means_if_they_can_be_compared() -> None:
         arm("a", [1.0]).values("Stride")
     with pytest.raises(ValueError, match=r"tracks\.golf\.eval has not finished for series-a-1: run it first"):
         read_arm("series", "a", 2)
+
+
+def leave_run(base: Path, run: str, bpb: float, plan: str = "int8-row", **flags: Any) -> None:
+    """The records of a run: training with some flags, packing by a plan, and a score."""
+    leave(base, "base_train", run, config={"depth": 2, "seed": int(run[-1]), "compile": True, "resume": 0} | flags)
+    leave(base, "golf_pack", run, config={"plan": plan})
+    leave(base, "golf_eval", run, config={"stride": -1, "count_tokenizer": False}, metrics={"bpb": bpb})
+
+
+def test_runs_with_other_flags_are_not_averaged(base: Path) -> None:
+    """A tag keeps the runs of an earlier series, of which a later one asks for fewer seeds."""
+    for seed in (1, 2):
+        leave_run(base, f"links-same-{seed}", 0.1 * seed, resume=seed)
+        leave_run(base, f"links-deeper-{seed}", 0.1 * seed, depth=seed)
+        leave_run(base, f"links-plan-{seed}", 0.1 * seed, plan=f"int{4 + seed}-row")
+        leave_run(base, f"links-compiled-{seed}", 0.1 * seed, compile=seed == 1)
+    assert read_arm("links", "same", 3).values() == [0.1, 0.2]
+    for name, flag in {
+        "deeper": "--depth of base_train",
+        "plan": "--plan of golf_pack",
+        "compiled": "--compile of base_train",
+    }.items():
+        assert read_arm("links", name, 1).values() == [0.1]
+        with pytest.raises(
+            UserError, match=rf"links-{name}-2 was made with other flags than links-{name}-1 \({flag}\)"
+        ):
+            read_arm("links", name, 2)
+    # A flag that came with a later version, at its default.
+    leave_run(base, "links-same-2", 0.3, later=False)
+    assert read_arm("links", "same", 2).values() == [0.1, 0.3]

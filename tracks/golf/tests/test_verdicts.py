@@ -41,7 +41,8 @@ def leave_scores(
     nats = {
         stride: [(bpb + worse) * np.log(2) * size for size in SIZES] for stride, worse in ((128, 0.0), (0, overlap))
     }
-    write_json(outcome.folder / FILE, {"bytes": SIZES, "nats": nats})
+    checked = {"places": 10_000 + seed, "sum": 1e-7 * seed, "causal": 0.0, "again": 0.0, "bytes": size - 90_000}
+    write_json(outcome.folder / FILE, {"bytes": SIZES, "nats": nats, "checked": checked})
 
 
 def test_gains_losses_and_what_cannot_be_told_are_in_the_table(base: Path) -> None:
@@ -64,6 +65,11 @@ def test_gains_losses_and_what_cannot_be_told_are_in_the_table(base: Path) -> No
     assert overlap[3] == pytest.approx(0.05)
     assert overlap[9:12] == [1000, 0.56, 11]
     assert overlap[13] == "gains"
+    assert record["tables"][1]["rows"] == [
+        ["seed", 6, 10_001, pytest.approx(3e-7), 0.0, 0.0, 810_000],
+        ["rope-all", 6, 10_001, pytest.approx(3e-7), 0.0, 0.0, 810_000],
+        ["layers-9", 2, 10_001, pytest.approx(1e-7), 0.0, 0.0, 910_007],
+    ]
     figures = record["metrics"]
     assert figures["bpb of the baseline, text for selection"]["value"] == pytest.approx(2.0)
     assert figures["bpb of the baseline, text for reporting"]["value"] == pytest.approx(1.7)
@@ -84,7 +90,7 @@ def test_an_arm_whose_steps_took_another_time_than_those_of_the_same_seeds_is_na
             leave_scores("layers-9", seed, 2.0, text, steps=steps - 100)
     names = "rope-all,no-gain,uniform,layers-9,no-overlap"
     verdicts.main(verdicts.Config(tag="made", arms=names))
-    [table] = read_json(base / "golf_claims/made/outcome.json")["tables"]
+    table, _ = read_json(base / "golf_claims/made/outcome.json")["tables"]
     said = [row[-1].rpartition("; ")[2] for row in table["rows"] if "per step" in row[-1]]
     assert said == [
         "8.8 % more seconds per step than the baseline",  # 2600 / 2390
@@ -97,3 +103,15 @@ def test_scores_without_a_stride_are_refused(base: Path) -> None:
     leave_scores("seed", 1, 2.0, "choose")
     with pytest.raises(ValueError, match="made-seed-1 was not scored with stride 96: run tracks"):
         verdicts.read_study("made", verdicts.arms_of("stride-96"), {"seed": 1}, "choose")
+
+
+def test_scores_of_artifacts_that_were_not_checked_do_not_count(base: Path) -> None:
+    leave_scores("seed", 1, 2.0, "choose")
+    path = base / "golf_documents/made-seed-1-choose" / FILE
+    scores = read_json(path)
+    del scores["checked"]
+    write_json(path, scores)
+    with pytest.raises(
+        ValueError, match=r"made before artifacts were checked, .* remove golf_documents/made-seed-1-choose"
+    ):
+        verdicts.read_study("made", verdicts.arms_of("no-overlap"), {"seed": 1}, "choose")
