@@ -456,6 +456,24 @@ def test_by_the_clock_the_incumbent_is_trained_beside_each_candidate(
     assert flops.parts() == ["screen"] * 5  # there the noise floor's runs are the pairs'
 
 
+@pytest.mark.parametrize(("again", "refused", "asked"), [(50.0, None, 2), (10.0, "budget", 1)])
+def test_before_a_slow_score_is_refused_the_incumbent_is_scored_again(
+    again: float, refused: str | None, asked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The noise floor may be of an hour when the machine was less busy."""
+    fake = Fake(tmp_path, monkeypatch, Plan(2, 0, 0, 0.001))
+    own = fake.score
+
+    def score(side: Side, *given: Any) -> Record:
+        late = any(name == "candidate" for name, _ in fake.trained)
+        seconds = 60.0 if side.name == "candidate" else again if late else 10.0
+        return own(side, *given) | {"scoring": seconds}
+
+    monkeypatch.setattr(arena, "score", score)
+    assert fake.record().get("refused") == refused
+    assert fake.parts().count("again") == asked  # after each pair
+
+
 @pytest.mark.parametrize(("times", "refused"), [(1.4, "budget"), (1.05, None)])
 def test_by_the_clock_a_candidate_has_the_time_that_chance_explains(
     times: float, refused: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
