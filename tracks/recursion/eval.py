@@ -1,12 +1,13 @@
 """Compare recursion with models that spend the same compute in another way, as tracks.recursion.run trains them.
 
 python -m tracks.recursion.eval --tag=recursion --seeds=3
+
+Run the same command again to resume: the refits of a seed are kept until its R, or a setting of theirs, is another.
 """
 
 from nanochat.config import Count, option, options, run_script
-from nanochat.log import MetricLog
+from nanochat.log import print0
 from nanochat.outcome import Outcome
-from nanochat.paths import stage_dir
 from nanochat.settings import DeviceSettings, TagSettings
 
 
@@ -23,12 +24,11 @@ def main(config: Config) -> None:
     from nanochat.runtime import setup
     from tracks.recursion.study import (
         SeedResult,
-        depth_of,
         figures,
         pictures,
         read_seeds,
         read_shapes,
-        refit_exits,
+        refit_seed,
         tables,
     )
 
@@ -38,9 +38,9 @@ def main(config: Config) -> None:
     results = []
     with setup(config.device_type, config.dtype) as runtime:
         for seed, arms in enumerate(seeds, 1):
-            with MetricLog(stage_dir("recursion_eval", config.tag), name=f"refit-{seed}") as log:
-                refitted = refit_exits(arms["R"], runtime, log)
-            results.append(SeedResult(arms, *refitted, depth_of(arms["R"], runtime)))
+            print0(f"seed {seed} of {config.seeds}")
+            found = refit_seed(config.tag, seed, arms["R"], runtime)
+            results.append(SeedResult(arms, found.first, found.last, found.steps, found.depth))
     outcome.metrics = figures(results)
     outcome.tables = tables(results, shapes)
     outcome.curves = pictures(results[0])

@@ -3,7 +3,8 @@
 python -m tracks.recursion.phases --phase=fast      1,000 steps with the preset aggressive
 python -m tracks.recursion.phases --phase=extreme   5,000 steps of 256 rows with the preset extreme
 
-The second one starts if the first one meets four criteria: exits in order, refinement, gradient norms, a falling loss.
+The second one starts if the first one meets four criteria: exits in order, refinement, gradient norms, a falling loss;
+and if it was the first phase of this one: with its depth and text, and the preset and steps of --phase=fast.
 `--anyway` starts it in any case, and says what is not met. A report card ends the run. Other flags go to
 tracks.recursion.train. Run the same command again to resume.
 """
@@ -11,7 +12,7 @@ tracks.recursion.train. Run the same command again to resume.
 from collections.abc import Iterator
 from typing import Literal
 
-from nanochat.config import option, options, run_script
+from nanochat.config import flag_of, option, options, parse, run_script
 from nanochat.errors import UserError
 from nanochat.jobs.runner import Step
 from nanochat.jobs.series import (
@@ -25,8 +26,10 @@ from nanochat.jobs.series import (
     training_step,
     words_of,
 )
-from nanochat.log import print0, read_metrics, table_of, terminal_table
+from nanochat.log import Record, print0, read_metrics, table_of, terminal_table
+from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
+from tracks.recursion.train import Config as TrainConfig
 
 # Phase → flags. Nothing here was measured on a GPU yet.
 PhaseName = Literal["fast", "extreme"]  # the keys
@@ -49,8 +52,29 @@ class Config(SeriesSettings):
     out = option("", "file for the report card (default: TAG-PHASE.md in the current folder)")
 
 
-def check_first_phase(config: Config) -> None:
-    """Print what the first phase has shown beside the criteria; a UserError if one is not met, without --anyway."""
+def other_settings(first: Record, config: Config, data: str) -> list[str]:
+    """Return in which settings a run is not the first phase of the one that is asked for.
+
+    first: the config of the run's record. Depth and text are those of both phases; preset and steps differ.
+    """
+    fast = parse(TrainConfig, PHASES["fast"].split())
+    extreme = parse(TrainConfig, [*PHASES["extreme"].split(), *words_of(config)])
+    asked = {
+        "depth": extreme.depth,
+        "recursion": fast.recursion,
+        "num_iterations": fast.num_iterations,
+        "data": data,
+    }
+    return [
+        f"{flag_of(name)}={first.get(name)}, not {value}" for name, value in asked.items() if first.get(name) != value
+    ]
+
+
+def check_first_phase(config: Config, data: str) -> None:
+    """Print what the first phase has shown beside the criteria; a UserError if one is not met, without --anyway.
+
+    The same for a run of that name which was not the first phase of this one.
+    """
     from tracks.recursion.criteria import criteria  # torch, by way of the alarms
 
     run = stage_dir("base_train", f"{config.tag}-fast")
@@ -60,6 +84,14 @@ def check_first_phase(config: Config) -> None:
             raise UserError(f"{sentence}, or start this phase with --anyway")
         print0(f"phases: {sentence} was the advice")
         return
+    other = other_settings(Outcome.load(run / "outcome.json").config, config, data)
+    if other and not config.anyway:
+        raise UserError(
+            f"{run.name} is not the first phase of this one, it has {'; '.join(other)}: run --phase=fast with another"
+            " --tag, or start this phase with --anyway"
+        )
+    if other:
+        print0(f"phases: {run.name} is not the first phase of this one, it has {'; '.join(other)}")
     found = criteria(read_metrics(run / "metrics.jsonl"))
     rows = [[one.name, "yes" if one.is_met else "no", one.shown] for one in found]
     print0(terminal_table(table_of(f"What {run.name} has shown", "Criterion | Met | Shown", rows)))
@@ -92,7 +124,7 @@ def main(config: Config) -> None:
     print0(check_flags(MODULE, [f"--data={data}", f"--tokenizer-tag={config.tag}", *flags]))
     if "--dry-run" not in flags:
         if config.phase == "extreme":
-            check_first_phase(config)
+            check_first_phase(config, data)
         run_series("phases", config.tag, steps(config, data, flags))
 
 

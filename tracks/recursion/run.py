@@ -14,7 +14,7 @@ recursion (--loops=3) go to R and D alone, other flags to all arms. Run the same
 import json
 from collections.abc import Iterator
 
-from nanochat.config import Count, option, options, run_script
+from nanochat.config import Count, option, options, parse, run_script
 from nanochat.errors import UserError
 from nanochat.jobs.runner import Step
 from nanochat.jobs.series import (
@@ -33,8 +33,10 @@ from nanochat.jobs.series import (
 )
 from nanochat.log import Record, print0, table_of, terminal_table
 from nanochat.paths import newest_manifest, stage_dir
-from tracks.recursion.settings import PresetName
+from tracks.recursion.refits import measured_seconds, refit_time
+from tracks.recursion.settings import PresetName, given, with_preset
 from tracks.recursion.shapes import BPB, SHAPE_SEED, Costs, Shape, ShapeName, shapes_of_equal_cost
+from tracks.recursion.train import Config as TrainConfig
 
 # Flags that differ between arms → the flag of the series to use.
 OWN = {
@@ -89,6 +91,35 @@ def recursion_flags(config: Config) -> list[str]:
     return [f"--recursion={config.preset}", *given]
 
 
+def recursion_settings(config: Config) -> TrainConfig:
+    """Return the settings of R; a UserError for flags that it cannot have."""
+    words = [f"--depth={config.depth}", f"--num-iterations={config.steps}", *common_flags(config)]
+    return with_preset(parse(TrainConfig, [*words, *recursion_flags(config)]))
+
+
+def check_comparison(config: Config) -> None:
+    """Raise a UserError for settings of R that the other arms, or the comparison at the end, cannot go with."""
+    if any(word.partition("=")[0] == "--carry" for word in words_of(config)):
+        raise UserError(
+            "--carry reads less text in as many steps, and the arms are compared on the same text: leave it out;"
+            " python -m tracks.recursion.train --carry trains one model"
+        )
+    settings = recursion_settings(config)
+    if given(settings.supervision) < 2:
+        raise UserError("one exit has no refinement, which the comparison is about: use --supervision=2 or more")
+    if settings.eval_every < 0:
+        raise UserError(
+            f"--eval-every={settings.eval_every} makes no validation, and the arms are compared by the last one: leave"
+            " it out, or use --eval-every=0 for one before and one after training"
+        )
+    if settings.sweeps % 1:
+        raise UserError(
+            f"--curriculum={settings.curriculum} runs each layer {settings.sweeps:.4g} times for a token in the mean,"
+            " and the arm L runs its layers as often, a whole number of times: choose parts with such a mean, like"
+            " 2,3,4"
+        )
+
+
 def estimated(config: Config, data: str, module: str, flags: list[str]) -> Record:
     """Return the dry run of a run: its plan, and the estimate of its cost."""
     words = [f"--data={data}", f"--tokenizer-tag={config.tag}", *common_flags(config), *flags]
@@ -119,14 +150,10 @@ def shape_flags(config: Config, shape: Shape) -> list[str]:
     return [flag for flag in shape.flags if flag != f"--width={config.width}"]
 
 
-def arm_flags(config: Config, recursive: Record, plain: Shape) -> dict[str, list[str]]:
-    """Return the flags of the arms; W follows from the time that R takes.
-
-    recursive: the plan of R. plain: the shape of F.
-    """
+def arm_flags(config: Config, plain: Shape) -> dict[str, list[str]]:
+    """Return the flags of the arms; W follows from the time that R takes. plain: the shape of F."""
     depth = [f"--depth={config.depth}"]
-    model = recursive["model"]
-    sweeps = model["supervision"] * model["passes"] * (model["loops"] + 1)
+    sweeps = int(recursion_settings(config).sweeps)  # a curriculum trains fewer than the model has
     steps = [f"--num-iterations={config.steps}"]
     return {
         "R": [*depth, *steps, *recursion_flags(config)],
@@ -138,33 +165,48 @@ def arm_flags(config: Config, recursive: Record, plain: Shape) -> dict[str, list
 
 
 def time_table(config: Config, data: str) -> Record:
-    """Return the table of the runs and their hours, as their dry runs estimate them; refits come on top."""
+    """Return the table of the runs and their hours, as their dry runs estimate them, and of the refits."""
     vocabulary = f"--vocab-size={config.vocab_size}"  # no tokenizer has to be there
 
-    def seconds(arm: str, flags: list[str]) -> float | None:
+    def estimate(arm: str, flags: list[str]) -> Record:
         module = MODULES.get(arm, "scripts.base_train")
-        return estimated(config, data, module, [vocabulary, *flags])["estimate"]["seconds"]
+        return estimated(config, data, module, [vocabulary, *flags])["estimate"]
 
     recursive = planned(config, data, MODULES["R"], [vocabulary, f"--depth={config.depth}", *recursion_flags(config)])
     shapes = plain_shapes(config, data, recursive, vocabulary)
     runs = [
-        (f"F, {name}", 1, seconds("F", [*shape_flags(config, shape), f"--num-iterations={config.steps}"]))
+        (f"F, {name}", 1, estimate("F", [*shape_flags(config, shape), f"--num-iterations={config.steps}"])["seconds"])
         for name, shape in shapes.items()
     ]
-    arms = arm_flags(config, recursive, shapes["deep"])
-    runs += [(arm, config.seeds, seconds(arm, flags)) for arm, flags in arms.items()]
-    runs.append(("W", config.seeds, next(found for arm, _, found in runs if arm == "R")))
-    rows = []
-    known = []
-    for arm, count, found in runs:
-        hours = None if found is None else count * found / 3600
-        rows.append([arm, count, found, hours])
-        if hours is not None:
-            known.append(hours)
-    total = sum(known) if len(known) == len(runs) else None
-    rows.append(["all", sum(count for _, count, _ in runs), None, total])
-    note = "The refits of R's first and last exit, for each seed, come on top, and are not estimated."
+    found = {arm: estimate(arm, flags) for arm, flags in arm_flags(config, shapes["deep"]).items()}
+    runs += [(arm, config.seeds, one["seconds"]) for arm, one in found.items()]
+    runs.append(("W", config.seeds, found["R"]["seconds"]))
+
+    training = next((part["seconds"] for part in found["R"]["parts"] if part["name"] == "training"), None)
+    if training is not None:
+        training /= recursion_settings(config).share_of_flops  # a refit runs all exits, a curriculum fewer
+    alike = {"depth": config.depth, "width": config.width, "num_iterations": config.steps}
+    refits, basis = refit_time(measured_seconds(config.tag, config.seeds, alike), training, config.steps)
+
+    rows = [[arm, count, one, hours_of(count, one)] for arm, count, one in runs]
+    all_runs = total_of([hours_of(count, one) for _, count, one in runs])
+    all_refits = hours_of(config.seeds, refits)
+    rows.append(["all", sum(count for _, count, _ in runs), None, all_runs])
+    rows.append(["refits of R", config.seeds, refits, all_refits])
+    rows.append(["all and refits", None, None, total_of([all_runs, all_refits])])
+    note = f"The refits of R's first and last exit, for each seed, come on top. {basis}"
     return table_of("Runs, by their dry runs", "Arm | Runs | Seconds of one:,.0f | Hours:.2f", rows, note)
+
+
+def hours_of(count: int, seconds: float | None) -> float | None:
+    """Return the hours of so many runs; None if their time is unknown."""
+    return None if seconds is None else count * seconds / 3600
+
+
+def total_of(hours: list[float | None]) -> float | None:
+    """Return the sum; None if one is unknown."""
+    known = [one for one in hours if one is not None]
+    return sum(known) if len(known) == len(hours) else None
 
 
 def steps(config: Config, data: str) -> Iterator[Step]:
@@ -186,7 +228,7 @@ def steps(config: Config, data: str) -> Iterator[Step]:
             words = [*shape_flags(config, shape), f"--num-iterations={config.steps}"]
             yield arm(f"F-{name}", SHAPE_SEED, words)
         best = min(shapes, key=lambda name: figure("base_train", f"{config.tag}-F-{name}-{SHAPE_SEED}", BPB))
-    arms = arm_flags(config, recursive, shapes[best])
+    arms = arm_flags(config, shapes[best])
     for seed in range(1, config.seeds + 1):
         for name, flags in arms.items():
             yield arm(name, seed, flags)
@@ -210,11 +252,7 @@ def steps(config: Config, data: str) -> Iterator[Step]:
 def main(config: Config) -> None:
     data = source_of(config, "world")
     refuse_own(words_of(config), OWN)
-    if any(word.partition("=")[0] == "--carry" for word in words_of(config)):
-        raise UserError(
-            "--carry reads less text in as many steps, and the arms are compared on the same text: leave it out;"
-            " python -m tracks.recursion.train --carry trains one model"
-        )
+    check_comparison(config)
     flags = [f"--data={data}", f"--tokenizer-tag={config.tag}", f"--depth={config.depth}", *common_flags(config)]
     flags.append(f"--num-iterations={config.steps}")
     plans = [check_flags(MODULES["R"], [*flags, *recursion_flags(config)]), check_flags("scripts.base_train", flags)]

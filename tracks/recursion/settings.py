@@ -70,6 +70,12 @@ class RecursionSettings(OptimizerSettings):
         return tuple(int(word) for word in words)
 
     @property
+    def sweeps(self) -> float:
+        """Times that each layer runs for a token in training, in the mean over the run. Call `with_preset` first."""
+        exits = self.parts or (given(self.supervision),)
+        return sum(exits) * given(self.passes) * (given(self.loops) + 1) / len(exits)
+
+    @property
     def share_of_flops(self) -> float:
         """Of the FLOPs of all exits, as the model's config counts them: what a step of the run takes in the mean."""
         exits = given(self.supervision)
@@ -96,8 +102,8 @@ def with_preset(config: Settings) -> Settings:
     """Return the settings with the preset's value for each flag that was not given."""
     preset = PRESETS[config.recursion]
     if config.carry:
-        # The exits are trained one after the other, each with a loss of its own.
-        for name in ("supervision_base", "improvement_reward", "curriculum"):
+        # The exits are trained one after the other, each with a loss of its own, and no gradient goes between them.
+        for name in ("supervision_base", "improvement_reward", "curriculum", "detached"):
             if getattr(config, name):
                 raise UserError(f"{flag_of(name)} is for exits that are trained together: leave out it or --carry")
     if config.parts and config.supervision is None:

@@ -8,13 +8,14 @@ refitted too, for a comparison on equal terms.
 
 import json
 import statistics
+import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from nanochat.checkpoint import Checkpoint, newest
+from nanochat.checkpoint import Checkpoint, manifest_hash, newest
 from nanochat.data.corpus import Corpus
 from nanochat.dataloader import TextLoader, corpus_of
 from nanochat.errors import UserError
@@ -35,7 +36,8 @@ from nanochat.train import LoopSettings, State, new_loop
 from tracks.recursion.alarms import LEAST_REFINEMENT, in_order, refinement, validated_exits
 from tracks.recursion.depth import MOST_EXITS, DepthResult, depth_figures, depth_table, measure_depth, two_texts
 from tracks.recursion.model import RecursiveGPT
-from tracks.recursion.settings import OWN_FIELDS, PRESET_FIELDS
+from tracks.recursion.refits import Refit, refit_file, save_refit, saved_refit
+from tracks.recursion.settings import OWN_FIELDS, PRESET_FIELDS, RecursionSettings
 from tracks.recursion.shapes import BPB, SHAPE_SEED, SHAPES, TOLERANCE, ShapeName
 from tracks.recursion.train import Config
 
@@ -50,10 +52,11 @@ ARMS = {
     "W": "same parameters, no loop, same seconds",
     "L": "as many applications, one state, loss at the end alone",
 }
-# Metrics of base training beside BPB, and the seconds that its checkpoint has.
+# Metrics of base training beside BPB, and what its checkpoint says: seconds, and how often a layer runs in training.
 FLOPS = "Number of FLOPs per token"
 PARAMETERS = "Number of parameters"
 SECONDS = "Seconds of training"
+APPLICATIONS = "Applications of a layer per token"
 # Settings in which an arm may differ from R. W reads more rows, or fewer.
 FREE_IN_ARM = {*PRESET_FIELDS, *OWN_FIELDS, "recursion", "depth", "model", "num_iterations", "target_seconds"}
 FREE = dict.fromkeys(ARMS, FREE_IN_ARM) | {
@@ -62,8 +65,11 @@ FREE = dict.fromkeys(ARMS, FREE_IN_ARM) | {
     "W": {*FREE_IN_ARM, "rows"},
 }
 # metric -> arms that have to equal R in it: FLOPs and seconds, which cannot be the same, within TOLERANCE. An arm that
-# trains for some seconds ends with the step that passes them: the seconds of that step may come on top.
-EQUAL = {PARAMETERS: ("D", "P", "W", "L"), FLOPS: ("D", "F"), SECONDS: ("W",)}
+# trains for some seconds ends with the step that passes them: the seconds of that step may come on top. L has R's FLOPs
+# in its layers alone, as it has one head for all of R's.
+EQUAL = {PARAMETERS: ("D", "P", "W", "L"), APPLICATIONS: ("D", "L"), FLOPS: ("D", "F"), SECONDS: ("W",)}
+EXACTLY = (PARAMETERS, APPLICATIONS)
+# refits.py keeps refits, which follow from these.
 REFIT_STEPS = 50  # between validations
 REFIT_RATES = (1.0, 0.25, 0.0625)  # factors for the learning rate, each until validation stops falling
 LEAST_GAIN = 0.001  # of the bits per byte: less counts as no fall
@@ -88,7 +94,9 @@ class ArmRun:
         outcome = Outcome.load(folder / "outcome.json")
         checkpoint = newest(folder)
         assert checkpoint is not None  # a finished run has one
-        outcome.metrics[SECONDS] = checkpoint.manifest["loop"]["seconds"]
+        manifest = checkpoint.manifest
+        outcome.metrics[SECONDS] = manifest["loop"]["seconds"]
+        outcome.metrics[APPLICATIONS] = applications(manifest["model"], manifest["config"])
         return cls(outcome, checkpoint, read_metrics(folder / "metrics.jsonl"))
 
     @property
@@ -120,6 +128,19 @@ class ArmRun:
                 raise UserError(f"{found}: train one of them again")
 
 
+def applications(model: Record, settings: Record) -> float:
+    """Return how often a layer runs for a token in training, in the mean over the run.
+
+    model: the record of a model. settings: of its run, as without a curriculum if they are older than that.
+    """
+    if "supervision" not in model:
+        return model.get("sweeps", 1)
+    curriculum = settings.get("curriculum", "")
+    shape = {name: model[name] for name in ("supervision", "passes", "loops")}
+    sweeps = RecursionSettings(**shape, curriculum=curriculum).sweeps
+    return sweeps if sweeps % 1 else int(sweeps)
+
+
 def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
     """Return the arms of a seed; a UserError says which one is not what the comparison needs."""
     arms = {arm: ArmRun.read(f"{tag}-{arm}-{seed}") for arm in ARMS}
@@ -134,7 +155,7 @@ def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
         other = recursion.outcome.figure(name)
         for arm in equal:
             own = arms[arm].outcome.figure(name)
-            most = 0 if name == PARAMETERS else TOLERANCE * other
+            most = 0 if name in EXACTLY else TOLERANCE * other
             above = arms[arm].last_step_seconds if name == SECONDS else 0
             if not -most <= own - other <= most + above:
                 raise UserError(f"{name}: arm {arm} has {own:,}, and R {other:,}: train one of them again")
@@ -297,6 +318,37 @@ def depth_of(run: ArmRun, runtime: Runtime) -> DepthResult | None:
     return measure_depth(model.eval(), validation, test, most, run.manifest["loop"]["device_batch"], runtime)
 
 
+def refit_basis(run: ArmRun, runtime: Runtime) -> Record:
+    """Return what a refit follows from: the checkpoint, which the hash of its manifest stands for, and settings."""
+    return {
+        "checkpoint": manifest_hash(run.manifest),
+        "device": runtime.device.type,
+        "dtype": runtime.dtype_name,
+        "steps of a round": REFIT_STEPS,
+        "rates": list(REFIT_RATES),
+        "least gain": LEAST_GAIN,
+        "most exits": MOST_EXITS,
+    }
+
+
+def refit_seed(tag: str, seed: int, run: ArmRun, runtime: Runtime) -> Refit:
+    """Return the refit of a seed's R, and its number of exits; made, and written, unless it was made before."""
+    basis = refit_basis(run, runtime)
+    path = refit_file(tag, seed)
+    saved = saved_refit(path, basis)
+    if saved is not None:
+        print0(f"refit: {run.outcome.tag} was refitted before, {saved.steps:,} steps of each head")
+        return saved
+    print0(f"refit: {run.outcome.tag}, first and last exit")
+    start = time.monotonic()
+    with MetricLog(stage_dir("recursion_eval", tag), name=f"refit-{seed}") as log:
+        log.resume(-1)  # what a stopped attempt has logged does not count
+        first, last, steps = refit_exits(run, runtime, log)
+    found = Refit(first, last, steps, depth_of(run, runtime), time.monotonic() - start)
+    save_refit(path, basis, found)
+    return found
+
+
 @dataclass(frozen=True)
 class SeedResult:
     """The arms of a seed, compared."""
@@ -409,7 +461,6 @@ def figures(results: Sequence[SeedResult]) -> Metrics:
     validations = [in_order(exits) for one in recursions for exits in validated_exits(one.records)]
     norms = [record["train/grad_norm"] for one in recursions for record in one.records if "train/grad_norm" in record]
     model = recursions[0].manifest["model"]
-    sweeps = model["supervision"] * model["passes"] * (model["loops"] + 1)
     return {
         "Verdict": verdict(own, both, gains),
         "Preset": settings["recursion"],
@@ -420,7 +471,7 @@ def figures(results: Sequence[SeedResult]) -> Metrics:
         "Refinement, first and last exit refitted": measured(*interval(both)),
         "Exits in order": f"{sum(validations)} of {len(validations)} validations",
         "Gradient norm of R": f"{statistics.median(norms):.2f} in the median, {max(norms):.2f} at most",
-        "Applications of a layer per token": sweeps,
+        APPLICATIONS: applications(model, settings),
         **(depth_figures(depths) if (depths := depths_of(results)) else {}),
         "Batches of R, D, P, F and L": ", ".join(result.batches for result in results),
         "Steps of a refit": ", ".join(str(result.steps) for result in results),

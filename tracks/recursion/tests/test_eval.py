@@ -8,10 +8,10 @@ from base_runs import STEPS, Base
 
 from nanochat.log import MetricLog
 from nanochat.paths import read_json
-from nanochat.runtime import setup
+from nanochat.runtime import Runtime, setup
 from tracks.recursion import eval as recursion_eval
 from tracks.recursion.eval import Config
-from tracks.recursion.study import FREE_IN_ARM, SECONDS, ArmRun, read_arms, read_shapes, refit_exits
+from tracks.recursion.study import APPLICATIONS, FREE_IN_ARM, SECONDS, ArmRun, read_arms, read_shapes, refit_exits
 
 DEPTH = {
     "R": ["--recursion=aggressive"],
@@ -145,6 +145,73 @@ def test_arms_that_cannot_be_compared_are_refused(base) -> None:
     # One seed under two names.
     with pytest.raises(ValueError, match="small-R-1 was not trained with --seed=2: train it again"):
         recursion_eval.main(Config(tag="small", dtype="fp32", seeds=2))
+
+
+def test_a_stopped_comparison_goes_on_with_the_next_seed(base, monkeypatch, capsys) -> None:
+    """It stops in the refits of the second seed. A run, or a setting, that has changed since is refitted."""
+    arms = read_arms("small", 1)
+    monkeypatch.setattr("tracks.recursion.study.read_seeds", lambda tag, count: [arms] * count)
+    monkeypatch.setattr("tracks.recursion.study.depth_of", lambda run, runtime: None)
+    refitted: list[str] = []
+    limit = 1
+
+    def refit(run: ArmRun, runtime: Runtime, log: MetricLog) -> tuple[float, float, int]:
+        if len(refitted) == limit:
+            raise KeyboardInterrupt
+        refitted.append(log.path.stem)
+        return 2.0 + len(refitted) / 100, 1.9, 150
+
+    monkeypatch.setattr("tracks.recursion.study.refit_exits", refit)
+    config = Config(tag="stopped", dtype="fp32", seeds=2)
+    result = base.folder / "recursion_eval/stopped/outcome.json"
+    with pytest.raises(KeyboardInterrupt):
+        recursion_eval.main(config)
+    assert not result.exists()
+    limit = 99
+    recursion_eval.main(config)
+    assert refitted == ["refit-1", "refit-2"]
+    said = capsys.readouterr().out
+    assert "seed 1 of 2\nrefit: small-R-1 was refitted before, 150 steps of each head\nseed 2 of 2\n" in said
+    assert read_json(result)["metrics"]["Steps of a refit"] == "150, 150"
+    first = read_json(result)["metrics"]["Refinement, first and last exit refitted"]
+    # All are here, whatever becomes of the comparison's folder when another seed is compared.
+    shutil.rmtree(result.parent)
+    recursion_eval.main(config)
+    assert len(refitted) == 2
+    assert read_json(result)["metrics"]["Refinement, first and last exit refitted"] == first
+    monkeypatch.setattr("tracks.recursion.study.REFIT_STEPS", 20)
+    capsys.readouterr()
+    recursion_eval.main(config)
+    assert len(refitted) == 4
+    assert "refit-1.json is not of this comparison, it differs in steps of a round\n" in capsys.readouterr().out
+    arms["R"].manifest["loop"]["seconds"] += 1  # trained again
+    recursion_eval.main(config)
+    assert len(refitted) == 6
+    recursion_eval.main(config)
+    assert len(refitted) == 6
+
+
+def test_an_arm_l_with_more_applications_is_refused(base, monkeypatch) -> None:
+    """R with a curriculum trains fewer exits in the mean than the model has."""
+    read = ArmRun.read
+
+    def read_changed(tag: str) -> ArmRun:
+        run = read(tag)
+        if tag in ("small-R-1", "small-D-1"):
+            run.outcome.metrics[APPLICATIONS] = 9
+        return run
+
+    assert {arm: run.outcome.figure(APPLICATIONS) for arm, run in read_arms("small", 1).items()} == {
+        "R": 12,
+        "D": 12,
+        "P": 1,
+        "F": 1,
+        "W": 1,
+        "L": 12,
+    }
+    monkeypatch.setattr(ArmRun, "read", read_changed)
+    with pytest.raises(ValueError, match="Applications of a layer per token: arm L has 12, and R 9: train one of"):
+        read_arms("small", 1)
 
 
 def test_an_arm_of_equal_seconds_may_pass_them_by_its_last_step(base, monkeypatch) -> None:

@@ -36,9 +36,14 @@ def test_the_types_of_phases_and_presets_name_the_keys() -> None:
     assert get_args(PresetName) == tuple(PRESETS)
 
 
-def logged(base: Path, exits: list[float], norm: float = 1.0, losses: Sequence[float] = FALLING) -> None:
+FAST = {"depth": 12, "recursion": "aggressive", "num_iterations": 1000, "data": "world"}  # of the first phase
+
+
+def logged(
+    base: Path, exits: list[float], norm: float = 1.0, losses: Sequence[float] = FALLING, **settings: object
+) -> None:
     """Leave a finished first phase."""
-    folder = leave(base, "base_train", "h100-fast").parent
+    folder = leave(base, "base_train", "h100-fast", config=FAST | settings).parent
     with MetricLog(folder) as log:
         for step, loss in enumerate(losses, 1):
             log.write("train", step, **{"train/loss": loss, "train/grad_norm": norm})
@@ -64,24 +69,57 @@ GOOD = [2.0, 1.8, 1.7, 1.6]
 def test_the_second_phase_asks_for_what_the_first_has_shown(shown, unmet, base, capsys) -> None:
     config = Config(phase="extreme")
     with pytest.raises(UserError, match="h100-fast has not finished: run --phase=fast first, or start this phase with"):
-        check_first_phase(config)
-    check_first_phase(replace(config, anyway=True))
+        check_first_phase(config, "world")
+    check_first_phase(replace(config, anyway=True), "world")
     assert "h100-fast has not finished" in capsys.readouterr().out
     logged(base, **shown)
     with pytest.raises(UserError) as refused:
-        check_first_phase(config)
+        check_first_phase(config, "world")
     assert str(refused.value).startswith(f"h100-fast does not meet: {unmet}")
     assert str(refused.value).endswith(". --anyway starts this phase in any case")
-    check_first_phase(replace(config, anyway=True))
+    check_first_phase(replace(config, anyway=True), "world")
     assert f"phases: started anyway, without {unmet}" in capsys.readouterr().out
 
 
 def test_a_good_first_phase_lets_the_second_begin(base, capsys) -> None:
     logged(base, GOOD)
-    check_first_phase(Config(phase="extreme"))
+    check_first_phase(Config(phase="extreme"), "world")
     printed = capsys.readouterr().out
     assert printed.count("| yes |") == 4
     assert "started anyway" not in printed
+
+
+@pytest.mark.parametrize(
+    ("settings", "flags", "named"),
+    [
+        ({"depth": 2}, "", "--depth=2, not 12"),
+        ({}, "--depth=4", "--depth=12, not 4"),
+        (
+            {"recursion": "moderate", "num_iterations": 20},
+            "",
+            "--recursion=moderate, not aggressive; --num-iterations=20",
+        ),
+        ({"data": "folder:/elsewhere"}, "", "--data=folder:/elsewhere, not world"),
+    ],
+)
+def test_another_run_of_that_name_is_no_first_phase(
+    settings: dict[str, object], flags: str, named: str, base, capsys
+) -> None:
+    """It shows all that is asked for, and of another model, preset, length or text."""
+    logged(base, GOOD, **settings)
+    config = Config(phase="extreme", flags=flags)
+    sentence = f"h100-fast is not the first phase of this one, it has {named}"
+    with pytest.raises(UserError) as refused:
+        check_first_phase(config, "world")
+    assert str(refused.value).startswith(sentence)
+    check_first_phase(replace(config, anyway=True), "world")
+    assert f"phases: {sentence}" in capsys.readouterr().out
+
+
+def test_the_depth_of_both_phases_may_be_another(base, capsys) -> None:
+    logged(base, GOOD, depth=4)
+    check_first_phase(Config(phase="extreme", flags="--depth=4 --num-iterations=50"), "world")
+    assert capsys.readouterr().out.count("| yes |") == 4
 
 
 @pytest.mark.parametrize("flag", ["--curriculum=2,3,4", "--carry"])

@@ -8,7 +8,7 @@ from small_runs import SMALL
 
 from nanochat.jobs.runner import difference, input_hashes
 from nanochat.paths import read_json, write_json
-from tracks.recursion.run import Config, steps
+from tracks.recursion.run import Config, arm_flags, steps
 from tracks.recursion.shapes import Shape
 
 
@@ -56,6 +56,16 @@ def test_a_comparison_is_repeated_if_a_run_was_trained_again(base, monkeypatch) 
     assert difference(record, comparison, input_hashes(comparison)) == f"{again} changed"
 
 
+@pytest.mark.parametrize(
+    ("flags", "sweeps"),
+    [("", 12), ("--supervision=3 --passes=2 --loops=1", 12), ("--curriculum=2,3,4", 9), ("--curriculum=4", 12)],
+)
+def test_l_runs_its_layers_as_often_as_r_trains_them(flags: str, sweeps: int) -> None:
+    arms = arm_flags(Config(flags=flags), Shape(14, 32))
+    assert arms["L"][-1] == f"--model=reference,sweeps={sweeps}"
+    assert all(flag in arms["R"] for flag in flags.split())
+
+
 @pytest.mark.slow
 def test_the_best_of_three_shapes_is_compared(series, base, tmp_path) -> None:
     flags = ["--data=letters", "--vocab-size=300", "--steps=2", "--depth=2", "--width=32", *SMALL, "--max-seq-len=64"]
@@ -65,6 +75,12 @@ def test_the_best_of_three_shapes_is_compared(series, base, tmp_path) -> None:
     assert re.search(r"\| F, deep +\| 1 +\|", plan)
     assert re.search(r"\| F, medium +\| 1 +\|", plan)
     assert re.search(r"\| all +\| 9 +\|", plan)
+    assert re.search(r"\| refits of R +\| 1 +\| +[\d,]+ +\|", plan)
+    assert "assumed are 1,000 steps of each head" in plan
+    hours = {
+        row: float(found) for row, found in re.findall(r"\| (all|refits of R|all and refits) .* ([\d.]+) +\|", plan)
+    }
+    assert hours["all and refits"] == pytest.approx(hours["all"] + hours["refits of R"], abs=0.011)
     assert not (base / "tok_train").exists()
     series("tracks.recursion.run", *flags)
     outcome = read_json(base / "recursion_eval/recursion/outcome.json")
@@ -87,6 +103,9 @@ def test_the_best_of_three_shapes_is_compared(series, base, tmp_path) -> None:
             "--carry",
             "--carry reads less text in as many steps, and the arms are compared on the same text: leave it out",
         ),
+        ("--supervision=1", "one exit has no refinement, which the comparison is about: use --supervision=2 or more"),
+        ("--eval-every=-1", "--eval-every=-1 makes no validation, and the arms are compared by the last one: leave it"),
+        ("--curriculum=1,2", "--curriculum=1,2 runs each layer 4.5 times for a token in the mean, and the arm L runs"),
         ("--loops=x", "--loops: x is not a whole number"),
         ("--width=33", "--width=33 is not a multiple of --head-dim=32"),
     ],

@@ -14,7 +14,7 @@ from nanochat.runtime import setup
 from tracks.recursion.model import MODELS, RecursiveGPT
 from tracks.recursion.settings import PRESET_FIELDS
 from tracks.recursion.shapes import BPB
-from tracks.recursion.study import ArmRun, SeedResult, figures, refit_exits, verdict
+from tracks.recursion.study import ArmRun, SeedResult, applications, figures, refit_exits, verdict
 
 GOOD, NOTHING, BAD = [0.20, 0.21, 0.22], [0.01, -0.01, 0.0], [-0.20, -0.21, -0.22]
 
@@ -73,6 +73,15 @@ def test_the_verdict_is_on_equal_terms() -> None:
     gains = {arm: [result.gain(arm) for result in results] for arm in "PF"}
     assert verdict(own, refitted, gains) == "better than its compute"
     assert verdict(own, both, gains) == figures(results)["Verdict"] == "a poor first exit"
+
+
+def test_applications_are_those_that_training_runs() -> None:
+    """An arm L for all exits is too long for a curriculum that trains fewer of them."""
+    recursive = {"supervision": 4, "passes": 1, "loops": 2}
+    assert applications(recursive, {}) == applications(recursive, {"curriculum": ""}) == 12
+    assert applications(recursive, {"curriculum": "2,3,4"}) == applications({"sweeps": 9}, {}) == 9
+    assert applications(recursive, {"curriculum": "3,4"}) == 10.5
+    assert applications({"depth": 2}, {}) == 1
 
 
 class PoorFirstExit(RecursiveGPT):
