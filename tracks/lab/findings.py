@@ -453,10 +453,10 @@ def luck_table(found: Trainings) -> Record:
         if len(groups) > 1 or benchmark == BPB:
             continue
         [group] = groups
-        variance, _ = significance.pooled_seed_variance(group.values())
         for mix, scores in group.items():
             seeds = scores.mean(axis=1)
             if len(seeds) > 1:
+                variance, _ = significance.pooled_seed_variance(group, [mix])
                 luck = significance.best_by_luck(variance**0.5, len(seeds))
                 rows.append([base, mix, benchmark, len(seeds), seeds.mean(), seeds.max(), seeds.mean() + luck])
     return table_of("Best seeds", "Base|Mix|Benchmark|Seeds|Mean:.1f|Best:.1f|Best by luck alone:.1f", rows)

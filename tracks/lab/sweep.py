@@ -628,11 +628,17 @@ def expectations(spec: Spec, questions: Mapping[str, int], ahead: Callable[[], f
             shown = f"{least:.1f} times the deviation of a difference between seeds, which is measured"
         lines.append(f"{BPB}: smallest difference that can be shown: {shown}")
     for name, number in questions.items():
-        # Seeds are pooled over all arms; the differences of trainings are not.
-        arms = 2 if spec.fewest_trainings > 1 else len(spec.mixes)
         repeats = 1 if name in spec.core_tasks else spec.repeats  # a likelihood is the same again
-        least = significance.smallest_difference(number, spec.samples, repeats, arms, max(tests, 1))
-        shown = f"{least:.1f} points" if spec.samples > 1 else "none, it needs two seeds"
+        # Seeds are pooled over all arms that are alike, if more than two are; the differences of trainings are not.
+        alone, pooled = (
+            significance.smallest_difference(number, spec.samples, repeats, arms, max(tests, 1))
+            for arms in (2, max(len(spec.mixes), 2))
+        )
+        shown = f"{alone:.1f} points"
+        if spec.fewest_trainings == 1 and pooled < alone:
+            shown = f"{pooled:.1f} points, or {alone:.1f} where the seeds of no other mix vary like those of the two"
+        if spec.samples == 1:
+            shown = "none, it needs two seeds"
         lines.append(f"{name}: {number:,.0f} questions; smallest difference that can be shown: {shown}")
     return [*lines, f"({significance.ASSUMED})"]
 

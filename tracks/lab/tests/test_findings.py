@@ -456,3 +456,14 @@ def test_a_lab_on_some_bases_keeps_what_it_has_left_out_of_others(base, spec) ->
     write_json(path, {"chat_eval_sft/lab-three-plain-1-1": "error: no", f"chat_eval_sft/{tag}": "not run"})
     tables_of(base, spec)
     assert read_json(path) == {"chat_eval_sft/lab-three-plain-1-1": "error: no"}
+
+
+def test_the_luck_of_seeds_is_that_of_arms_that_are_alike() -> None:
+    """Arms that are always at the floor have none, and take none from the others."""
+    random = np.random.default_rng(1)
+    noisy = {name: 100.0 * (random.random((3, 100)) < random.uniform(0.3, 0.7, (3, 1))) for name in ("plain", "good")}
+    alone = findings.luck_table({("one", "Task"): [noisy]})["rows"]
+    beside = noisy | {name: np.zeros((3, 100)) for name in ("bad", "worse")}
+    rows = findings.luck_table({("one", "Task"): [beside]})["rows"]
+    assert rows[:2] == alone
+    assert [row[1:] for row in rows[2:]] == [[name, "Task", 3, 0, 0, 0] for name in ("bad", "worse")]

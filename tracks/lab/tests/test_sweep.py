@@ -1,5 +1,6 @@
 """Specs of labs: their mistakes, steps and hashes, the plan, and the ledger of looks at held-out benchmarks."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from nanochat.log import Record
 from nanochat.outcome import Outcome
 from nanochat.paths import write_jsonl, write_text
 from scripts import base_eval, chat_eval, chat_sft
-from tracks.lab import merge, sweep
+from tracks.lab import merge, significance, sweep
 from tracks.lab.kinds import check_disk, compare_mixes, flag_mistakes
 from tracks.lab.run import Config
 from tracks.lab.sweep import (
@@ -215,7 +216,13 @@ def test_the_plan(base) -> None:
         "0 of 16 runs are finished",
         "about 1h30m of training, one run after the other, as --dry-run estimates; evaluations are not included",
     ]
-    assert before[-2].startswith("World-Facts: 200 questions; smallest difference that can be shown: ")
+    least = r"World-Facts: 200 questions; smallest difference that can be shown: ([\d.]+) points"
+    [(pooled, alone)] = re.findall(least + ", or ([\\d.]+) where the seeds of no other mix vary like ", before[-2])
+    tests = (200, 2, spec.repeats)
+    expected = [significance.smallest_difference(*tests, arms, 6) for arms in (4, 2)]
+    assert [float(pooled), float(alone)] == pytest.approx(expected, abs=0.05)
+    two = read_lab(base, {'idle = "Chats,Spelling"\nbad = "Chats,Poison"\n': ""})  # no other mix
+    assert re.fullmatch(least, expectations(two, {"World-Facts": 200}, float)[-2])
     leave(base, "chat_sft", spec.tag_of(spec.runs[0]), seconds=3600.0)
     # A run that is not evaluated yet says nothing of the time.
     assert expectations(spec, {}, lambda: 5400.0)[:2] == before[:2]
