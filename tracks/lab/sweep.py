@@ -666,8 +666,8 @@ def expectations(spec: Spec, questions: Mapping[str, int], ahead: Callable[[], f
         shown = f"{alone:.1f} points"
         if spec.fewest_trainings == 1 and pooled < alone:
             shown = f"{pooled:.1f} points, or {alone:.1f} where the seeds of no other mix vary like those of the two"
-        if spec.samples == 1:
-            shown = "none, it needs two seeds"
+        if number < 2 or spec.samples < 2:
+            shown = f"none, it needs two {'seeds' if spec.samples < 2 else 'questions'}"
         lines.append(f"{name}: {number:,.0f} questions; smallest difference that can be shown: {shown}")
     return [*lines, f"({significance.ASSUMED})"]
 

@@ -342,6 +342,35 @@ def test_one_seed_each_shows_nothing() -> None:
     assert significance.smallest_difference(1000, seeds=1) == math.inf
 
 
+def test_one_question_shows_nothing() -> None:
+    """It is no sample of questions, and would be nan, before which Holm puts no other."""
+    cells = {"arm": np.array([[100.0], [100.0]]), "reference": np.array([[0.0], [50.0]])}
+    one = significance.contrast(cells, ["arm"], ["reference"])
+    assert (one.mean, one.p) == (75, 1)
+    assert [math.isnan(value) for value in (one.error, one.low, one.high)] == [True, True, True]
+    assert str(one) == "+75.0 points of one question: no error, so nothing is shown"
+    over = significance.contrast_over_trainings([cells, cells], ["arm"], ["reference"])
+    assert (over.mean, over.p, str(over)) == (75, 1, str(one))
+    table = {("base", "mix", "One"): one, ("base", "mix", "Task"): difference_of(10, 0.01)}
+    [verdict] = significance.recommend(significance.adjust(table))
+    assert verdict.verdict == "keep"
+    assert "One +75.0 points of one question: no error, so nothing is shown" in verdict.reason
+    assert significance.smallest_difference(1, seeds=3) == math.inf
+    pair = significance.contrast_of_pairs({"arm": np.array([[1.5]])}, ["arm"])
+    assert str(pair) == "+1.5000 bits per byte of one seed: no error, so nothing is shown"
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_p_that_is_nan_harms_no_other(place: int) -> None:
+    p_values = [0.01, 0.02]
+    p_values.insert(place, math.nan)
+    table = {("base", "mix", str(number)): difference_of(10, p) for number, p in enumerate(p_values)}
+    found = [one.adjusted for one in significance.adjust(table).values()]
+    expected = [0.03, 0.04]
+    expected.insert(place, 1.0)
+    assert found == pytest.approx(expected)
+
+
 def difference_of(mean, p) -> significance.Difference:
     return significance.Difference(mean, 1.0, mean - 2, mean + 2, 10, p)
 
