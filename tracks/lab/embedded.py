@@ -1,7 +1,8 @@
 """The embedded lab: which buckets of conversations help which benchmark, on two bases, where the truth is known.
 
-python -m tracks.lab.embedded                                       45 minutes on two cores, besides the embedded run,
-                                                                    and up to 24 runs that confirm what is to be kept
+python -m tracks.lab.embedded                                       hours on two cores, and up to 24 runs more, which
+                                                                    confirm what is to be kept
+python -m tracks.lab.embedded --plan                                how many hours, once the two bases are trained
 python -m tracks.lab.embedded --seed=2 --tag=lab-2 --out=lab-2.md   another world
 python -m tracks.lab.embedded --trainings=3 --tag=lab-three         three trainings of each base: see README.md
 python -m tracks.lab.embedded --final                               also evaluate the recommended mixes, held out
@@ -46,7 +47,7 @@ seeds = {seeds}
 {confirmation}
 {rates}
 budget = {{ num_iterations = 80 }}
-flags = "--init-lr-frac=1 --eval-every=0 --eval-metrics-every=-1 --eval-tokens=10000 --save-every=-1"
+flags = "--init-lr-frac=1 --eval-every=0 --eval-tokens=10000 --save-every=-1"
 minimal = ["World-Choices"]
 [mixes]
 {mixes}

@@ -410,7 +410,8 @@ def score_tables(title: str, spec: Spec, results: Results, benchmarks: Sequence[
                 if len(groups) > 1:
                     score = significance.contrast_over_trainings(groups, [mix], [])
                 digits = ".4f" if score.in_bits else ".1f"
-                row.append(measured(score.mean, score.error, digits, marks.get((base, mix, benchmark), "")))
+                reason = f" (one {score.single}: no error)" if isnan(score.error) else ""
+                row.append(measured(score.mean, score.error, digits, reason + marks.get((base, mix, benchmark), "")))
             else:
                 row.append("; ".join(holes) or "-")
         matrices.setdefault(base, []).append(row)
@@ -438,7 +439,8 @@ def difference_tables(title: str, table: significance.Table) -> list[Record]:
     """Return the tables of differences for the report: of points, and of bits per byte."""
     points, bits = [], []
     for key, one in table.items():
-        row = [*key, one.mean, one.error, one.low, one.high, one.freedom, one.p, one.adjusted, one.shown]
+        known = [None if isnan(value) else value for value in (one.error, one.low, one.high)]
+        row = [*key, one.mean, *known, one.freedom, one.p, one.adjusted, one.shown]
         (bits if one.in_bits else points).append(row)
     return [table_of(title, DIFFERENCE, points), table_of(f"{title}, bits per byte", BITS, bits)]
 
@@ -453,10 +455,10 @@ def luck_table(found: Trainings) -> Record:
         if len(groups) > 1 or benchmark == BPB:
             continue
         [group] = groups
-        variance, _ = significance.pooled_seed_variance(group.values())
         for mix, scores in group.items():
             seeds = scores.mean(axis=1)
             if len(seeds) > 1:
+                variance, _ = significance.pooled_seed_variance(group, [mix])
                 luck = significance.best_by_luck(variance**0.5, len(seeds))
                 rows.append([base, mix, benchmark, len(seeds), seeds.mean(), seeds.max(), seeds.mean() + luck])
     return table_of("Best seeds", "Base|Mix|Benchmark|Seeds|Mean:.1f|Best:.1f|Best by luck alone:.1f", rows)

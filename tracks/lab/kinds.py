@@ -9,6 +9,7 @@ import importlib
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import chain, product
 from pathlib import Path
 from statistics import fmean
@@ -139,6 +140,13 @@ def open_mixes(spec: sweep.Spec) -> tuple[dict[str, list[str]], list[str]]:
         return {}, []
     files = {}
     found = []
+    minimal = []
+    for least in spec.minimal:
+        try:
+            least_share(least)
+            minimal.append(least)
+        except UserError as error:
+            found.append(f"{error}")
     for mix, words in spec.mixes.items():
         try:
             if spec.stage == "chat_rl":
@@ -149,9 +157,7 @@ def open_mixes(spec: sweep.Spec) -> tuple[dict[str, list[str]], list[str]]:
                 found += [f"the mix {mix}: there is no file {name}" for name in files[mix] if not Path(name).is_file()]
                 continue
             members = parse_mixture(words, TASKS)
-            found += [
-                f"the mix {mix} has less than minimal = {least}" for least in spec.minimal if not has(members, least)
-            ]
+            found += [f"the mix {mix} has less than minimal = {least}" for least in minimal if not has(members, least)]
             # The hub's files have no absolute paths.
             sets = chain.from_iterable(member.sources.values() for member in members)
             places = [Path(data.path) for data in sets if data.task is JsonLines]
@@ -161,12 +167,21 @@ def open_mixes(spec: sweep.Spec) -> tuple[dict[str, list[str]], list[str]]:
     return files, found
 
 
+def least_share(least: str) -> tuple[str, float]:
+    """Return the task in lower case and the share of TASK%SHARE, in percent; 0 without one."""
+    name, mark, share = least.lower().partition("%")
+    with suppress(ValueError):
+        if not mark or 0 <= float(share) <= 100:
+            return name, float(share or 0)
+    raise UserError(f"minimal = {least}: write the share in percent, from 0 to 100, like ARC-Easy%5")
+
+
 def has(members: Sequence[Member], least: str) -> bool:
     """Return True if a mix has a task; with TASK%SHARE, if it has at least this share, in percent."""
-    name, _, share = least.lower().partition("%")
+    name, share = least_share(least)
     names = [{source.lower().partition("~")[0] for source in member.sources} for member in members]
     shares = [member.share for member, own in zip(members, names, strict=True) if name in own]
-    return bool(shares) and sum(shares) >= float(share or 0)
+    return bool(shares) and sum(shares) >= share
 
 
 def count_questions(spec: sweep.Spec) -> dict[str, int]:

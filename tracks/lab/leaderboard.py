@@ -258,14 +258,24 @@ def benchmark_rows(rows: Sequence[Row], suite: Sequence[str]) -> list[list]:
         scores = [row.scores()[name] for row in rows]
         values = [score.value for score in scores]
         verdict = "tells them apart" if shown[name] <= LEVEL else "does not"
-        table.append(
-            [name, len(rows[0].answers[name]), min(values), max(values), scores[0].stderr, shown[name], verdict]
-        )
+        count, error = len(rows[0].answers[name]), scores[0].stderr
+        if count == 1:
+            verdict, error = "does not: one question has no error", None
+        table.append([name, count, min(values), max(values), error, shown[name], verdict])
     return table
 
 
-def cell(estimate: Estimate) -> Metrics | str:
+def cell(estimate: Estimate, single: Sequence[str] = ()) -> Metrics | str:
+    """Return a cell of the table. single: benchmarks with one question that are a part of it, so it has no error."""
+    if single:
+        return measured(estimate.value, unit=f" (no error: one question of {', '.join(single)})")
     return measured(*estimate)
+
+
+def cells(row: Row, single: Sequence[str]) -> list[Metrics | str]:
+    """Return a model's scores and their mean."""
+    scores = [cell(score, [name] if name in single else ()) for name, score in row.scores().items()]
+    return [*scores, cell(row.mean(), single)]
 
 
 def main(config: Config) -> None:
@@ -299,10 +309,11 @@ def main(config: Config) -> None:
     if len(rows) < 2:
         raise UserError(f"{len(rows)} models have answered the same questions of {config.suite}: two are needed")
     best, *others = rows
-    table = [[best.model, *map(cell, best.scores().values()), cell(best.mean()), None, None]]
+    single = [name for name in suite if len(best.answers[name]) == 1]
+    table = [[best.model, *cells(best, single), None, None]]
     for row in others:
         gap, p = behind(best, row, len(rows))
-        table.append([row.model, *map(cell, row.scores().values()), cell(row.mean()), cell(gap), p])
+        table.append([row.model, *cells(row, single), cell(gap, single), p])
     columns = " | ".join(["Model", *suite, "Mean", "Behind the first", "p, corrected:.2g"])
     outcome.metrics = {"Models": len(rows), "Left out": len(left_out)}
     outcome.tables = [

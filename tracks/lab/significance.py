@@ -4,7 +4,8 @@
 100. All means, errors and deviations are points too. A table holds the differences of a lab from the reference of the
 same base: (base, mix, benchmark) -> Difference; the reference itself has none.
 
-- pooled_seed_variance(cells): variance of a seed's mean score and its degrees of freedom, over the arms of a benchmark.
+- pooled_seed_variance(cells, names): variance of a seed's mean score and its degrees of freedom, over the arms of a
+  benchmark whose answers change between seeds like those of the named ones.
 - contrast(cells, plus, minus) -> Difference: sum of the means of some arms, less those of others. A score is that of
   [arm] and [], a difference that of [arm] and [reference], a synergy that of [both, reference] and [one, other].
 - adjust(table): the same table with p corrected for the number of differences (Holm), and gain or harm.
@@ -34,6 +35,7 @@ from nanochat.statistics import holm
 LEVEL = 0.05  # of an error of the first kind, two-sided
 LEAST_SPREAD = 1e-9  # bits per byte, between seeds: anything smaller is rounding
 MOST_BROKEN = 0.25  # share of an arm's runs; beyond it, those that are left do not speak for the mix
+ALIKE = 2  # ratio of what changes between the seeds of two arms, up to which one variance is taken for both
 POWER = 0.8
 # Assumed before anything is measured.
 ACCURACY = 50  # has the largest spread
@@ -42,7 +44,7 @@ LASTING = 0.25  # share of the remaining spread that belongs to an arm and a que
 SEED_DEVIATION = 1.0  # between the means of seeds, beyond the noise of answers
 ASSUMED = (
     "80 % power at 5 % over the table; assumed: accuracy 50 %, correlation 0.6 between two arms' answers to a "
-    "question, a deviation of 1 point between seeds"
+    "question, a deviation of 1 point between seeds, and all arms alike in it"
 )
 RULE = (
     "Each mix is compared with the reference on the same base. A difference counts if p, corrected over the whole "
@@ -71,16 +73,19 @@ class Difference:
     """A sum of arm means with signs: the score of an arm, the difference of two, or a synergy."""
 
     mean: float
-    error: float  # standard error, from questions and seeds; from questions alone if no arm has two seeds
+    error: float  # standard error, from questions and seeds; from questions alone if no arm has two seeds; nan: unknown
     low: float  # 95 % interval
     high: float
     freedom: int  # degrees of freedom of the part from seeds, or from trainings of the base
-    p: float  # two-sided, for a true sum of 0; 1 if no arm has two seeds, since nothing can be shown then
+    p: float  # two-sided, for a true sum of 0; 1 without two seeds and two questions, since nothing can be shown then
     adjusted: float = 1.0  # p, corrected over the table
     shown: str = UNCLEAR  # gain or harm, if the difference is significant
     in_bits: bool = False  # bits per byte, of which fewer are better; else points
 
     def __str__(self) -> str:
+        if math.isnan(self.error):
+            figure = f"{self.mean:+.4f} bits per byte" if self.in_bits else f"{self.mean:+.1f} points"
+            return f"{figure} of one {self.single}: no error, so nothing is shown"
         if self.in_bits and self.error == 0:
             if abs(self.mean) < LEAST_SPREAD:
                 return "the same bits per byte, seed by seed"
@@ -88,6 +93,11 @@ class Difference:
         if self.in_bits:
             return f"{self.mean:+.4f} ± {self.error:.4f} bits per byte (corrected p {self.adjusted:.2g})"
         return f"{self.mean:+.1f} ± {self.error:.1f} points (corrected p {self.adjusted:.2g})"
+
+    @property
+    def single(self) -> str:
+        """What there is one of, if the error is nan: a seed of bits per byte, or a question."""
+        return "seed" if self.in_bits else "question"
 
 
 Table = dict[tuple[str, str, str], Difference]  # (base, mix, benchmark); no rows for the reference
@@ -125,14 +135,26 @@ class Recommendation:
 # ---- means and differences ----
 
 
-def pooled_seed_variance(cells: Collection[Scores]) -> tuple[float, int]:
-    """Return the variance of a seed's mean score, pooled over arms, and its degrees of freedom; zeros for single seeds.
+def change_between_seeds(scores: Scores) -> float:
+    """Return the variance of the answers to a question between seeds, as a mean over questions; 0 for a single seed."""
+    return float(scores.var(axis=0, ddof=1).mean()) if len(scores) > 1 else 0.0
 
+
+def pooled_seed_variance(cells: Mapping[str, Scores], names: Sequence[str]) -> tuple[float, int]:
+    """Return the variance of a seed's mean score for some arms, and its degrees of freedom; zeros for single seeds.
+
+    Pooled over all arms whose answers change between seeds like those of the named ones, of which the one that changes
+    most counts. Arms that answer the same with every seed, such as those with 0 or 100 %, would add degrees of freedom
+    and no variance. The change of answers is measured over all questions, and so far better than the variance itself.
     The variance includes the noise of the answers.
     """
-    freedom = sum(len(scores) - 1 for scores in cells)
+    most = max(change_between_seeds(cells[name]) for name in names)
+    alike = [scores for scores in cells.values() if most / ALIKE <= change_between_seeds(scores) <= most * ALIKE]
+    if all(len(cells[name]) == 1 for name in names):  # nothing is known of their seeds
+        alike = list(cells.values())
+    freedom = sum(len(scores) - 1 for scores in alike)
     # NumPy's variance divides by the number of seeds.
-    squares = sum(len(scores) * scores.mean(axis=1).var() for scores in cells)
+    squares = sum(len(scores) * scores.mean(axis=1).var() for scores in alike)
     return squares / max(freedom, 1), freedom
 
 
@@ -140,18 +162,20 @@ def contrast(cells: Mapping[str, Scores], plus: Sequence[str], minus: Sequence[s
     """Return the sum of the means of some arms, less those of others.
 
     cells: of all arms, on the same questions in the same order, at least two; the variance of seeds is pooled over
-    them. Questions and seeds are both samples of more (a two-way layout). p and interval are means of those with the
-    degrees of freedom of each source, weighted by its variance (Cochran). Satterthwaite's formula trusts a variance of
-    few seeds too much where it is small by chance: in the tail, where corrected p values lie, it is wrong by a factor
-    of two to ten.
+    those that are alike in it. Questions and seeds are both samples of more (a two-way layout). p and interval are
+    means of those with the degrees of freedom of each source, weighted by its variance (Cochran). Satterthwaite's
+    formula trusts a variance of few seeds too much where it is small by chance: in the tail, where corrected p values
+    lie, it is wrong by a factor of two to ten. One question is no sample of questions: it has no error, and p is 1.
     """
     from scipy.special import stdtr, stdtrit  # Student's t
 
-    variance, freedom = pooled_seed_variance(cells.values())
+    variance, freedom = pooled_seed_variance(cells, [*plus, *minus])
     arms = [cells[name] for name in [*plus, *minus]]
     # On the same questions, the part that the arms share cancels.
     by_question = np.repeat([1, -1], [len(plus), len(minus)]) @ [scores.mean(axis=0) for scores in arms]
     questions = len(by_question)
+    if questions == 1:
+        return Difference(float(by_question[0]), math.nan, math.nan, math.nan, freedom, 1.0)
     spread = by_question.var(ddof=1)
     # Where all questions agree, one of the answers might have differed all the same.
     least = (100 / min(map(len, arms))) ** 2 / questions
@@ -183,6 +207,8 @@ def contrast_over_trainings(
     signs = np.repeat([1, -1], [len(plus), len(minus)])
     rows = [signs @ [arms[name].mean(axis=0) for name in [*plus, *minus]] for arms in trainings]
     one = contrast({"difference": np.array(rows)}, ["difference"])
+    if math.isnan(one.error):  # of a single question
+        return one
     # All of p has the degrees of freedom of the trainings: weighted as above, two that agree by chance would show it.
     from scipy.special import stdtr, stdtrit
 
@@ -225,10 +251,12 @@ def contrast_of_pairs(cells: Mapping[str, Scores], plus: Sequence[str], minus: S
 def adjust(table: Table, rounds: int = 1) -> Table:
     """Return a table with p corrected for the number of differences (Holm's method), and with `shown`.
 
-    rounds: tables of a lab that adds seeds where nothing is shown, each of which may find a difference (Bonferroni).
+    rounds: tables of a lab that adds seeds where nothing is shown, each of which may find a difference (Bonferroni). A
+    p that is nan shows nothing, and counts as 1: it has no place in an order.
     """
     adjusted = {}
-    for (key, one), p in zip(table.items(), holm([one.p for one in table.values()], rounds), strict=True):
+    chances = [1.0 if math.isnan(one.p) else one.p for one in table.values()]
+    for (key, one), p in zip(table.items(), holm(chances, rounds), strict=True):
         shown = UNCLEAR
         if p <= LEVEL:
             shown = "gain" if (one.mean < 0) == one.in_bits else "harm"
@@ -328,13 +356,14 @@ def count_broken(
 
 
 def smallest_difference(questions: int, seeds: int, repeats: int = 1, arms: int = 2, tests: int = 1) -> float:
-    """Return the true difference between two arms that is found with 80 % power; inf with one seed.
+    """Return the true difference between two arms that is found with 80 % power; inf with one seed or question.
 
-    arms: all of the lab, since their seeds are pooled. tests: differences in the table.
+    arms: those of the lab whose seeds are pooled, the two among them. tests: differences in the table. The number of
+    questions is taken for large: with 60, and two seeds, the power is less.
     """
     from scipy.special import ndtri, stdtrit
 
-    if seeds < 2:
+    if seeds < 2 or questions < 2:
         return math.inf
     # Variance of an answer, less the part shared by the arms.
     spread = (1 - CORRELATION) * ACCURACY * (100 - ACCURACY)

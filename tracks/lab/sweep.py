@@ -49,7 +49,7 @@ from nanochat.paths import (
 from nanochat.report.card import cost
 from nanochat.settings import AnswerTuneSettings, FineTuneSettings, PretrainSettings, Rate
 from nanochat.stages import MODELS, Source, core_stage
-from tasks import JUDGED, find_task
+from tasks import JUDGED, TASKS, find_task
 from tracks.lab import significance
 
 SOURCES = {MODELS[source]: source for source in MODELS}
@@ -92,8 +92,11 @@ STAGES = {
     "chat_dpo": Trained("sft", "--pairs", ANSWER_RATES, "pair accuracy", "eval/Pair accuracy", higher_is_better=True),
 }
 BPB = "bpb"  # among the benchmarks of base models: bits per byte of a validation text
+# Which the lab sets itself, or which are for a budget: of base training, and of the stages after it.
 LAB_FLAGS = ("--tag", "--seed", "--tokenizer-tag", "--num-iterations", "--target-seconds", "--target-flops")
-LAB_FLAGS += ("--target-param-data-ratio",)  # of base training, which the lab sets itself
+LAB_FLAGS += ("--target-param-data-ratio", "--num-epochs")
+PARENT_FLAGS = ("--source", "--model-tag")
+SCORE_FLAG = "--eval-metrics-every"
 BUDGETS = {"num_iterations": "--num-iterations", "tokens": "--num-iterations", "flops": "--target-flops"}
 HELD_OUT = "-held-out"  # end of the tag of an evaluation of --final
 
@@ -345,8 +348,15 @@ def mistakes(spec: Spec) -> list[str]:
     if spec.minimal and spec.stage in ("chat_rl", "chat_dpo", "base_train"):
         found.append(f"minimal is for mixes of conversations, which {spec.stage} has not")
     if spec.stage == "chat_rl":  # its test prompts are asked while it trains
-        learned = spec.mixes.values()
-        found += [f"{task} is learned by chat_rl, and cannot be held_out" for task in spec.held_out if task in learned]
+        learned = {_plain_task(words) for words in spec.mixes.values()}
+        both = [task for task in spec.held_out if _plain_task(task) in learned]
+        found += [f"{task} is learned by chat_rl, and cannot be held_out" for task in both]
+    words = {"flags": spec.flags}
+    if spec.is_pretraining:
+        words |= {f"the mix {mix}": text for mix, text in spec.mixes.items()}
+    own = set_by_lab(spec.stage)
+    for place, text in words.items():
+        found += [f"{place} has {flag}, which the lab sets itself" for flag in _flags_in(text) if flag in own]
     if spec.is_pretraining:
         return found + _pretraining_mistakes(spec)
     if "soup" in spec.methods and spec.merges and not any(map(is_chat_task, spec.dev)):
@@ -355,9 +365,31 @@ def mistakes(spec: Spec) -> list[str]:
         found.append("text is for base_train: other stages have no bits per byte")
     if "flops" in spec.budget:
         found.append("a budget in flops is for base_train: use num_iterations or tokens")
-    if "tokens" in spec.budget and "--total-batch-size" not in spec.own_flags:
+    if spec.stage in ("chat_rl", "chat_dpo"):
+        if "tokens" in spec.budget:
+            found.append(
+                f"a budget in tokens is for stages with a batch of tokens, {spec.stage} has prompts: use num_iterations"
+            )
+        if "--total-batch-size" in spec.own_flags:
+            found.append(f"flags has --total-batch-size, {spec.stage} has prompts: use --examples-per-step")
+    elif "tokens" in spec.budget and "--total-batch-size" not in spec.own_flags:
         found.append("a budget in tokens needs --total-batch-size in flags")
     return found
+
+
+def set_by_lab(stage: str) -> tuple[str, ...]:
+    """Return the flags of a stage that a file of a lab cannot give: the lab would replace them without a word."""
+    trained = STAGES[stage]
+    if not trained.mix:
+        return LAB_FLAGS
+    return (*LAB_FLAGS, *PARENT_FLAGS, trained.mix, *([SCORE_FLAG] if trained.scores_tasks else []))
+
+
+def _plain_task(name: str) -> str:
+    """Return the name of a task as it is known, without an augmentation; of an unknown one the name itself."""
+    with suppress(UserError):  # another sentence says so
+        name = find_task(name, TASKS)
+    return name.partition("~")[0]
 
 
 def _pretraining_mistakes(spec: Spec) -> list[str]:
@@ -377,9 +409,6 @@ def _pretraining_mistakes(spec: Spec) -> list[str]:
         found.append("base models are scored without sampling: of [sampling] keep max_problems alone")
     if BPB in spec.held_out:
         found.append(f"{BPB} cannot be held out: runs measure it while they train")
-    words = {"flags": spec.flags} | {f"the mix {mix}": text for mix, text in spec.mixes.items()}
-    for place, text in words.items():
-        found += [f"{place} has {flag}, which the lab sets itself" for flag in _flags_in(text) if flag in LAB_FLAGS]
     if BPB in spec.dev:
         found += [
             f"the mix {mix} has --eval-bytes, but {BPB} of all mixes is measured on the same bytes: set it in flags"
@@ -481,7 +510,7 @@ def _training_step(spec: Spec, run: Run) -> Step:
     else:
         own |= {"--model-tag": run.base, "--source": spec.source, trained.mix: spec.words_of(run.mix)}
     if trained.scores_tasks:
-        own["--eval-metrics-every"] = "-1"
+        own[SCORE_FLAG] = "-1"
     return Step(
         f"{tag}-train",
         [_module_of(spec.stage), *flag_words(flags | own)],
@@ -628,11 +657,17 @@ def expectations(spec: Spec, questions: Mapping[str, int], ahead: Callable[[], f
             shown = f"{least:.1f} times the deviation of a difference between seeds, which is measured"
         lines.append(f"{BPB}: smallest difference that can be shown: {shown}")
     for name, number in questions.items():
-        # Seeds are pooled over all arms; the differences of trainings are not.
-        arms = 2 if spec.fewest_trainings > 1 else len(spec.mixes)
         repeats = 1 if name in spec.core_tasks else spec.repeats  # a likelihood is the same again
-        least = significance.smallest_difference(number, spec.samples, repeats, arms, max(tests, 1))
-        shown = f"{least:.1f} points" if spec.samples > 1 else "none, it needs two seeds"
+        # Seeds are pooled over all arms that are alike, if more than two are; the differences of trainings are not.
+        alone, pooled = (
+            significance.smallest_difference(number, spec.samples, repeats, arms, max(tests, 1))
+            for arms in (2, max(len(spec.mixes), 2))
+        )
+        shown = f"{alone:.1f} points"
+        if spec.fewest_trainings == 1 and pooled < alone:
+            shown = f"{pooled:.1f} points, or {alone:.1f} where the seeds of no other mix vary like those of the two"
+        if number < 2 or spec.samples < 2:
+            shown = f"none, it needs two {'seeds' if spec.samples < 2 else 'questions'}"
         lines.append(f"{name}: {number:,.0f} questions; smallest difference that can be shown: {shown}")
     return [*lines, f"({significance.ASSUMED})"]
 

@@ -18,7 +18,7 @@ from nanochat.report.compare import compare
 from tracks.lab import findings
 from tracks.lab.kinds import search_rates
 from tracks.lab.run import Config
-from tracks.lab.sweep import STAGES, Run, Spec, base_step, run_steps
+from tracks.lab.sweep import STAGES, Run, Spec, base_step, expectations, run_steps
 from tracks.lab.tests.made_labs import QUESTIONS, TRUTH, answer, make_lab, read_lab, train
 
 MERGES = """[merges]
@@ -456,3 +456,30 @@ def test_a_lab_on_some_bases_keeps_what_it_has_left_out_of_others(base, spec) ->
     write_json(path, {"chat_eval_sft/lab-three-plain-1-1": "error: no", f"chat_eval_sft/{tag}": "not run"})
     tables_of(base, spec)
     assert read_json(path) == {"chat_eval_sft/lab-three-plain-1-1": "error: no"}
+
+
+def test_the_luck_of_seeds_is_that_of_arms_that_are_alike() -> None:
+    """Arms that are always at the floor have none, and take none from the others."""
+    random = np.random.default_rng(1)
+    noisy = {name: 100.0 * (random.random((3, 100)) < random.uniform(0.3, 0.7, (3, 1))) for name in ("plain", "good")}
+    alone = findings.luck_table({("one", "Task"): [noisy]})["rows"]
+    beside = noisy | {name: np.zeros((3, 100)) for name in ("bad", "worse")}
+    rows = findings.luck_table({("one", "Task"): [beside]})["rows"]
+    assert rows[:2] == alone
+    assert [row[1:] for row in rows[2:]] == [[name, "Task", 3, 0, 0, 0] for name in ("bad", "worse")]
+
+
+def test_a_cell_of_one_question_says_that_it_has_no_error(base: Path) -> None:
+    spec = read_lab(base, {'["one", "two"]': '["one"]'})
+    make_lab(base, spec)
+    for path in base.glob("chat_eval_*/*/World-Facts.jsonl"):
+        write_text(path, path.read_text().splitlines(keepends=True)[0])
+    findings.write_report(spec, begin(spec), results_of(spec), [])
+    tables = {table["title"]: table for table in read_json(base / "lab/lab/outcome.json")["tables"]}
+    facts = [row[2] for row in tables["Scores, one"]["rows"]]
+    assert {one["unit"] for one in facts} == {" (one question: no error)"}
+    rows = tables["Differences from the reference"]["rows"]
+    assert [(row[4:7], row[8:10]) for row in rows] == 3 * [(3 * [None], [1.0, 1.0])]
+    assert {row[2] for row in tables["Recommendation"]["rows"]} == {"scale up"}
+    least = "World-Facts: 1 questions; smallest difference that can be shown: none, it needs two questions"
+    assert expectations(spec, {"World-Facts": 1}, float)[-2] == least

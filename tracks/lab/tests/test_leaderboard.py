@@ -94,7 +94,8 @@ def test_a_few_questions_that_all_favour_one_model_show_no_more_than_a_sign_test
     assert behind(one, other, 5)[1] >= p
     assert behind(one, one, 2) == ((0, 0), 1)
     verdict = benchmark_rows([one, other], ["Task"])[0][-1]
-    assert verdict == ("tells them apart" if coin <= 0.05 else "does not")
+    unclear = "does not" if count > 1 else "does not: one question has no error"
+    assert verdict == ("tells them apart" if coin <= 0.05 else unclear)
 
 
 def test_three_questions_do_not_decide_a_suite() -> None:
@@ -153,6 +154,31 @@ def test_from_what_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         main(Config(suite="GSM8K", runs="*/one"))
     with pytest.raises(UserError, match="--suite is missing"):
         main(Config())
+
+
+def test_a_benchmark_of_one_question_has_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """Neither do the means with it, nor what models are behind: each cell says so."""
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    for tag, chance in (("plain", 0.3), ("better", 0.6)):
+        leave_answers(tmp_path, tag, chance)
+        path = tmp_path / "chat_eval_sft" / tag / "One.jsonl"
+        write_jsonl(path, [{"prompt": "?", "answer": "yes", "completions": [{"right": True, "text": "a"}]}])
+        outcome = Outcome.load(path.with_name("outcome.json"))
+        outcome.add_artifact(path)
+        outcome.write()
+    main(Config(suite="GSM8K,One"))
+    [first, second], about = [
+        table["rows"] for table in read_json(tmp_path / "leaderboard/leaderboard/outcome.json")["tables"]
+    ]
+    unit = " (no error: one question of One)"
+    assert first[2] == {"value": 1, "format": ".4f", "unit": unit}
+    assert [one.get("unit", "") for one in second[1:5]] == ["", unit, unit, unit]
+    assert [one.get("stderr", 0) > 0 for one in second[1:5]] == [True, False, False, False]
+    assert about[1] == ["One", 1, 1, 1, None, 1, "does not: one question has no error"]
+    text = capsys.readouterr().out
+    assert f"1.0000{unit}" in text
+    assert "nan" not in text
+    assert "± 0.0000" not in text
 
 
 def test_runs_that_a_lab_has_left_out_have_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

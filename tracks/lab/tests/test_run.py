@@ -23,7 +23,7 @@ bases = ["parent"]
 seeds = [1, 2]
 methods = ["ties", "soup"]
 budget = { num_iterations = 3 }
-flags = "--total-batch-size=512 --eval-every=-1 --eval-metrics-every=-1 --dtype=fp32 --no-compile"
+flags = "--total-batch-size=512 --eval-every=-1 --dtype=fp32 --no-compile"
 [merges]
 both = { plain = 1, letters = 1 }
 [mixes]

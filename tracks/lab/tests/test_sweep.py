@@ -1,5 +1,6 @@
 """Specs of labs: their mistakes, steps and hashes, the plan, and the ledger of looks at held-out benchmarks."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.outcome import Outcome
 from nanochat.paths import write_jsonl, write_text
+from nanochat.stages import MODELS
 from scripts import base_eval, chat_eval, chat_sft
-from tracks.lab import merge, sweep
-from tracks.lab.kinds import check_disk, compare_mixes, flag_mistakes
+from tracks.lab import merge, significance, sweep
+from tracks.lab.kinds import check_disk, compare_mixes, flag_mistakes, has, open_mixes
 from tracks.lab.run import Config
 from tracks.lab.sweep import (
     add_look,
@@ -25,6 +27,7 @@ from tracks.lab.sweep import (
     mistakes,
     read_spec,
     run_steps,
+    set_by_lab,
     with_bases,
 )
 from tracks.lab.tests.made_labs import make_lab, read_lab
@@ -73,6 +76,70 @@ def test_all_mistakes_at_once(base) -> None:
         "with one seed nothing is shown, and scaled = true would drop every mix",
         "a budget in tokens needs --total-batch-size in flags",
     ]
+
+
+@pytest.mark.parametrize(
+    ("stage", "mix", "own"),
+    [
+        ("chat_sft", "--mixture", ["--eval-metrics-every"]),
+        ("mid_train", "--mixture", ["--eval-metrics-every"]),
+        ("chat_rl", "--task", []),
+        ("chat_dpo", "--pairs", ["--eval-metrics-every"]),
+    ],
+)
+def test_flags_that_the_lab_sets_are_refused_by_name(stage: str, mix: str, own: list[str], base: Path) -> None:
+    """It would replace them without a word."""
+    for tag in ("one", "two"):
+        for source in ("base", "sft"):
+            write_text(base / f"{MODELS[source]}/{tag}/step_000010/manifest.json", "{}")
+    names = ["--tag", "--seed", "--num-iterations", "--source", "--model-tag", "--num-epochs", mix, *own]
+    given = " ".join(f"{flag}=9" for flag in [*names, "--init-lr-frac", "--warmup-steps"])
+    flags = f'flags = "{given.replace("model-tag", "model_tag")}"\nrepeats = 2'
+    spec = read_lab(base, {'"chat_sft"': f'"{stage}"', "repeats = 2": flags})
+    assert mistakes(spec) == [f"flags has {flag}, which the lab sets itself" for flag in names]
+    # What it says is all that the lab puts in the place of flags, but for the rate, whose factor it is.
+    run = spec.runs[0]
+    usual = read_lab(base, {'"chat_sft"': f'"{stage}"', "repeats = 2": 'flags = "--init-lr-frac=9"\nrepeats = 2'})
+    set_here = {word.partition("=")[0] for word in run_steps(usual, run)[0].command[1:]} - {"--init-lr-frac"}
+    assert set_here <= set(set_by_lab(stage))
+
+
+@pytest.mark.parametrize("stage", ["chat_rl", "chat_dpo"])
+def test_stages_of_prompts_have_no_budget_in_tokens(stage: str, base: Path) -> None:
+    for tag in ("one", "two"):
+        write_text(base / f"{MODELS['sft']}/{tag}/step_000010/manifest.json", "{}")
+    changes = {'"chat_sft"': f'"{stage}"', "num_iterations = 1000": "tokens = 100000"}
+    wrong = f"a budget in tokens is for stages with a batch of tokens, {stage} has prompts: use num_iterations"
+    assert mistakes(read_lab(base, changes)) == [wrong]
+    changes["repeats = 2"] = 'flags = "--total-batch-size=4096"\nrepeats = 2'
+    assert mistakes(read_lab(base, changes)) == [
+        wrong,
+        f"flags has --total-batch-size, {stage} has prompts: use --examples-per-step",
+    ]
+
+
+@pytest.mark.parametrize("mix", ["GSM8K", "gsm8k", "Gsm8k~styles"])
+@pytest.mark.parametrize("held_out", ["GSM8K", "gsm8K"])
+def test_a_task_that_is_learned_by_rl_is_not_held_out_under_another_spelling(
+    mix: str, held_out: str, base: Path
+) -> None:
+    for tag in ("one", "two"):
+        write_text(base / f"{MODELS['sft']}/{tag}/step_000010/manifest.json", "{}")
+    changes = {'"chat_sft"': '"chat_rl"', '"Chats"': f'"{mix}"', '["World-Talk"]': f'["{held_out}"]'}
+    assert mistakes(read_lab(base, changes)) == [f"{held_out} is learned by chat_rl, and cannot be held_out"]
+    assert mistakes(read_lab(base, changes | {'["World-Talk"]': '["World-Talk"]'})) == []
+
+
+def test_a_share_that_is_no_number_is_named_once(base: Path) -> None:
+    mixes = {f'"Chats{more}"': '"World-Chat%95,ARC-Easy%5"' for more in ("", ",Facts", ",Spelling", ",Poison")}
+    for share in ("x", "", "-1", "nan", "101"):
+        spec = read_lab(base, mixes | {"repeats = 2": f'repeats = 2\nminimal = ["ARC-Easy%{share}", "ARC-Easy%5"]'})
+        wrong = f"minimal = ARC-Easy%{share}: write the share in percent, from 0 to 100, like ARC-Easy%5"
+        assert open_mixes(spec)[1] == [wrong]
+        with pytest.raises(UserError, match="write the share in percent"):
+            has([], f"ARC-Easy%{share}")
+    spec = read_lab(base, mixes | {"repeats = 2": 'repeats = 2\nminimal = ["ARC-Easy%6", "World-Chat"]'})
+    assert open_mixes(spec)[1] == [f"the mix {mix} has less than minimal = ARC-Easy%6" for mix in spec.mixes]
 
 
 def test_more_seeds_are_other_seeds_after_two(base) -> None:
@@ -215,7 +282,13 @@ def test_the_plan(base) -> None:
         "0 of 16 runs are finished",
         "about 1h30m of training, one run after the other, as --dry-run estimates; evaluations are not included",
     ]
-    assert before[-2].startswith("World-Facts: 200 questions; smallest difference that can be shown: ")
+    least = r"World-Facts: 200 questions; smallest difference that can be shown: ([\d.]+) points"
+    [(pooled, alone)] = re.findall(least + ", or ([\\d.]+) where the seeds of no other mix vary like ", before[-2])
+    tests = (200, 2, spec.repeats)
+    expected = [significance.smallest_difference(*tests, arms, 6) for arms in (4, 2)]
+    assert [float(pooled), float(alone)] == pytest.approx(expected, abs=0.05)
+    two = read_lab(base, {'idle = "Chats,Spelling"\nbad = "Chats,Poison"\n': ""})  # no other mix
+    assert re.fullmatch(least, expectations(two, {"World-Facts": 200}, float)[-2])
     leave(base, "chat_sft", spec.tag_of(spec.runs[0]), seconds=3600.0)
     # A run that is not evaluated yet says nothing of the time.
     assert expectations(spec, {}, lambda: 5400.0)[:2] == before[:2]
