@@ -45,6 +45,7 @@ def here(base, monkeypatch):
     monkeypatch.setattr("tracks.recursion.study.REFIT_STEPS", 10)
 
 
+@pytest.mark.timeout(900)  # trains the arms
 def test_one_seed_gives_figures_and_no_verdict(base, capsys) -> None:
     recursion_eval.main(Config(tag="small", dtype="fp32", shapes="deep,wide"))
     said = capsys.readouterr().out
