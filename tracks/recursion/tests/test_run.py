@@ -77,9 +77,8 @@ def test_the_best_of_three_shapes_is_compared(series, base, tmp_path) -> None:
     assert re.search(r"\| all +\| 9 +\|", plan)
     assert re.search(r"\| refits of R +\| 1 +\| +[\d,]+ +\|", plan)
     assert "assumed are 1,000 steps of each head" in plan
-    hours = {
-        row: float(found) for row, found in re.findall(r"\| (all|refits of R|all and refits) .* ([\d.]+) +\|", plan)
-    }
+    rows = re.findall(r"\| (all|refits of R|all and refits) +\| .* ([\d.]+) +\|", plan)
+    hours = {row: float(found) for row, found in rows}
     assert hours["all and refits"] == pytest.approx(hours["all"] + hours["refits of R"], abs=0.011)
     assert not (base / "tok_train").exists()
     series("tracks.recursion.run", *flags)
