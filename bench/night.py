@@ -14,17 +14,18 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from bench.common import ROOT
 from bench.findings import Findings, JsonFile
 from nanochat.config import Count, option, options, run_script
-from nanochat.environment import git
 from nanochat.errors import UserError
-from nanochat.log import print0, table_of, terminal_table
+from nanochat.log import Record, print0, table_of, terminal_table
 from nanochat.trial.ledger import read
-from nanochat.trial.listing import listed
+from nanochat.trial.listing import ANSWERS, listed
+from nanochat.trial.referee import STATUS
 from nanochat.trial.settings import BudgetName, ScaleName
+from nanochat.trial.sides import git
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,12 @@ class Edit:
 NO_OPS = (
     Edit("a comment", "nanochat/muon.py", "\n    rows = update.norm(", "\n    # Rows first.\n    rows = update.norm("),
     Edit("another docstring", "nanochat/gpt.py", '"""Return logits (B, T, vocab_size), or', '"""Logits, or'),
-    Edit("a local renamed", "nanochat/attention.py", "out = mask.kernel(", "result = out = mask.kernel("),
+    Edit(
+        "an argument by name",
+        "nanochat/muon.py",
+        "torch.baddbmm(x, left, right, beta=a)",
+        "torch.baddbmm(input=x, batch1=left, batch2=right, beta=a)",
+    ),
     Edit("a type is named", "nanochat/dataloader.py", "        marks = []\n", "        marks: list[Any] = []\n"),
     Edit("a sum turned round", "nanochat/gpt.py", "return x + self.mlp(norm(x))", "return self.mlp(norm(x)) + x"),
     Edit("a square as a product", "nanochat/muon.py", "damping.square()", "(damping * damping)"),
@@ -65,7 +71,7 @@ NO_OPS = (
         "return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)",
     ),
     Edit(
-        "a difference turned round",
+        "backout by addcmul",
         "nanochat/gpt.py",
         "return norm(x - factor.to(x.dtype) * middle)",
         "return norm(torch.addcmul(x, -factor.to(x.dtype), middle))",
@@ -117,10 +123,10 @@ NO_OPS = (
     Edit("both drawn anew", "nanochat/gpt.py", 'f"{seed} {name}"', 'f"{seed} {name} anew"'),
 )
 
-# What makes a model worse, by about as much as the note says; without it the code is as it was.
+# What makes a model worse. dev/MEASURED.md has by how much.
 HARMS = (
     Edit(
-        "model: attention without value embeddings' gate",
+        "model: no value embeddings in attention",
         "nanochat/gpt.py",
         "gate = 3 * torch.sigmoid(",
         "gate = 0 * torch.sigmoid(",
@@ -132,13 +138,13 @@ HARMS = (
         "return x + 0.1 * self.mlp(norm(x))",
     ),
     Edit(
-        "optimizer: no orthogonal direction",
+        "optimizer: one polynomial of Polar Express in place of five",
         "nanochat/muon.py",
         "for a, b, c in POLAR_EXPRESS:",
         "for a, b, c in POLAR_EXPRESS[:1]:",
     ),
     Edit(
-        "optimizer: rates fall at once",
+        "optimizer: warmdown ends at 30 % of the run",
         "nanochat/schedules.py",
         "left = max(0.0, 1.0 - progress)",
         "left = max(0.0, 0.3 - progress)",
@@ -147,12 +153,11 @@ HARMS = (
         "data: half of each batch twice",
         "nanochat/dataloader.py",
         "            yield batch, marks\n",
-        "            batch[:, 4:] = batch[:, :4]  # of 8 rows\n            yield batch, marks\n",
+        "            yield torch.cat([batch[:, : batch.shape[1] // 2]] * 2, 1), marks\n",
     ),
 )
 
-KEEP, DISCARD, UNDECIDED = 0, 10, 11
-WORDS = {KEEP: "keep", DISCARD: "discard", UNDECIDED: "not distinguishable yet"}
+AUTHOR = {f"GIT_{who}_{what}": "night" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
 
 
 @options("night")
@@ -190,51 +195,41 @@ def main(config: Config) -> None:
     for question in questions(clone, config.edits):
         make(clone, question)
         answers.append(describe(question, ask(clone, folder / "home", config, question)))
-        print0(f"night: {question.name}: {answers[-1]['answer']}")
+        print0(f"night: {question.name}: {ANSWERS[answers[-1]['answer']]}")
     findings.rows += answers
-    columns = "Edit | It is a | Answer | Gain:+.4f | Interval:.4f | Shown from:.4f"
-    rows = [list(answer.values()) for answer in answers]
+    commit = git(clone, "rev-parse", "--short", "as-it-is").strip()
     title = f"{config.edits}, scale {config.scale}, budget {config.budget}, pairs {config.pairs}"
-    print0("", terminal_table(table_of(title, columns, rows)), "", sep="\n")
+    columns = "Edit | It is a | Answer | Gain:+.4f | Interval:.4f | Shown from:.4f | Reason"
+    rows = [list((answer | {"answer": ANSWERS[answer["answer"]]}).values()) for answer in answers]
+    print0(f"edits of commit {commit}", terminal_table(table_of(title, columns, rows)), "", sep="\n")
     right = sum(map(is_right, answers))
-    kept = sum(answer["answer"] == WORDS[KEEP] for answer in answers)
+    kept = sum(answer["answer"] == "keep" for answer in answers)
     print0(f"{len(rows)} edits, {kept} kept; {right} answers are right, or the effect is below what was shown")
     for series in dict.fromkeys(answer["expected"] for answer in answers):
         told = listed(series, list(read(folder / "home/trial" / series / "trial.jsonl")))
         print0(f"{series}: {told['runs']} runs, {told['seconds'] / 60:.0f} minutes of training and scoring")
-    findings.write()
+    findings.finish()
 
 
 def cloned(clone: Path) -> Path:
     """Return a clone of the last commit; one that is there is used as it is."""
     if not (clone / ".git").exists():
-        if not git("rev-parse", "HEAD"):
-            raise UserError(f"a night needs a git checkout, and {ROOT} is none")
         shutil.rmtree(clone, ignore_errors=True)
-        run_git(clone.parent, "clone", "--quiet", str(ROOT), str(clone))
-        run_git(clone, "tag", "as-it-is")
+        git(ROOT, "clone", "--quiet", str(ROOT), str(clone))
+        git(clone, "tag", "as-it-is")
     return clone
-
-
-def run_git(folder: Path, *words: str) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    own = ["-c", "user.name=night", "-c", "user.email=night@localhost", "-c", "commit.gpgsign=false"]
-    done = subprocess.run(["git", *own, *words], cwd=folder, capture_output=True, encoding="utf-8")
-    if done.returncode:
-        raise UserError(f"git {words[0]} failed: {done.stderr.strip()}")
-    return done.stdout.strip()
 
 
 def questions(clone: Path, edits: str) -> list[Asked]:
     """Return the questions of a night."""
     if edits == "no-op":
         return [Asked(edit.name, "nothing", "as-it-is", edit) for edit in NO_OPS]
-    if not run_git(clone, "tag", "--list", "flawed"):
-        run_git(clone, "checkout", "--quiet", "--force", "as-it-is")
+    if not git(clone, "tag", "--list", "flawed"):
+        git(clone, "checkout", "--quiet", "--force", "as-it-is")
         for edit in HARMS:
             replace(clone, edit)
-        run_git(clone, "commit", "--quiet", "--all", "--message=five harms")
-        run_git(clone, "tag", "flawed")
+        git(clone, "commit", "--quiet", "--all", "--no-gpg-sign", "--message=five harms", variables=AUTHOR)
+        git(clone, "tag", "flawed")
     mended = [Edit(edit.name, edit.file, edit.new, edit.old) for edit in HARMS]
     harms = [Asked(edit.name, "harm", "as-it-is", edit) for edit in HARMS]
     return harms + [Asked(edit.name, "gain", "flawed", edit) for edit in mended]
@@ -250,12 +245,12 @@ def replace(clone: Path, edit: Edit) -> None:
 
 def make(clone: Path, question: Asked) -> None:
     """Leave the clone at the question's commit, with its edit not committed."""
-    run_git(clone, "checkout", "--quiet", "--force", question.base)
-    run_git(clone, "clean", "--quiet", "--force", "-d")
+    git(clone, "checkout", "--quiet", "--force", question.base)
+    git(clone, "clean", "--quiet", "--force", "-d")
     replace(clone, question.edit)
 
 
-def ask(clone: Path, home: Path, config: Config, question: Asked) -> dict[str, Any]:
+def ask(clone: Path, home: Path, config: Config, question: Asked) -> Record:
     """Return the referee's answer: its JSON."""
     series = question.expected
     door = home / "trial" / series / "ask.py"
@@ -265,28 +260,33 @@ def ask(clone: Path, home: Path, config: Config, question: Asked) -> dict[str, A
     about = os.environ | {"NANOCHAT_BASE_DIR": str(home), "PYTHONPATH": str(clone)}
     command = [sys.executable, *program, *flags, "--json"]
     done = subprocess.run(command, cwd=clone, env=about, stdout=subprocess.PIPE, encoding="utf-8")
-    if done.returncode not in WORDS:
+    if done.returncode not in STATUS.values():
         raise UserError(f"the referee did not answer about {question.name!r} (exit status {done.returncode})")
     return json.loads(done.stdout)
 
 
-def describe(question: Asked, answer: dict[str, Any]) -> dict[str, Any]:
+def describe(question: Asked, answer: Record) -> Record:
     """Return a row of the table."""
     return {
         "edit": question.name,
         "expected": question.expected,
-        "answer": {"undecided": WORDS[UNDECIDED]}.get(answer["answer"], answer["answer"]),
-        "gain": answer.get("gain"),
-        "interval": answer.get("interval"),
-        "smallest": answer.get("smallest"),
+        "answer": answer["answer"],
+        **{name: answer.get(name) for name in ("gain", "interval", "smallest", "reason")},
     }
 
 
-def is_right(answer: dict[str, Any]) -> bool:
-    """Say whether an answer is right: what is not distinguishable has to be below what the question shows."""
-    if answer["expected"] == "nothing" or answer["answer"] in (WORDS[KEEP], WORDS[DISCARD]):
-        return (answer["answer"] == WORDS[KEEP]) == (answer["expected"] == "gain")
-    return abs(answer["gain"]) < answer["smallest"]
+def is_right(answer: Record) -> bool:
+    """Say whether an answer is right: what is not distinguishable has to be below what the question shows.
+
+    A run that fails, or is refused, says nothing of a planted effect.
+    """
+    if answer["expected"] == "nothing":
+        return answer["answer"] != "keep"
+    if answer["gain"] is None:
+        return False
+    if answer["answer"] == "undecided":
+        return abs(answer["gain"]) < answer["smallest"]
+    return (answer["answer"] == "keep") == (answer["expected"] == "gain")
 
 
 if __name__ == "__main__":

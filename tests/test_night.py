@@ -11,7 +11,7 @@ import pytest
 from copies import ROOT
 
 from bench import night
-from bench.night import DISCARD, HARMS, KEEP, NO_OPS, UNDECIDED, WORDS, Asked, Edit, describe, is_right, questions
+from bench.night import AUTHOR, HARMS, NO_OPS, Asked, Edit, describe, is_right, questions
 from nanochat.errors import UserError
 
 # Some steps of a small model with all tricks, on fixed tokens; prints the losses.
@@ -94,44 +94,46 @@ def test_planted_gains_are_asked_about_over_a_commit_that_has_all_harms(tmp_path
         (clone / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, clone / name)
     for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "one"], ["tag", "as-it-is"]):
-        night.run_git(clone, *words)
+        night.git(clone, *words, variables=AUTHOR)
     asked = questions(clone, "planted")
     assert [one.expected for one in asked] == ["harm"] * 5 + ["gain"] * 5
     for harm, gain in zip(asked[:5], asked[5:], strict=True):
         night.make(clone, harm)
         assert harm.edit.new in (clone / harm.edit.file).read_text(encoding="utf-8")
         night.make(clone, gain)
-        changed = night.run_git(clone, "diff", "as-it-is", "--stat")
+        changed = night.git(clone, "diff", "as-it-is", "--stat")
         assert harm.edit.new not in (clone / harm.edit.file).read_text(encoding="utf-8")
         assert changed  # the other four harms are there
     assert questions(clone, "planted") == asked  # the same command goes on
 
 
 @pytest.mark.parametrize(
-    ("expected", "status", "gain", "right"),
+    ("expected", "given", "gain", "right"),
     [
-        ("nothing", KEEP, 0.2, False),
-        ("nothing", DISCARD, 0.0, True),
-        ("nothing", UNDECIDED, 0.2, True),
-        ("harm", KEEP, 0.2, False),
-        ("harm", DISCARD, -0.2, True),
-        ("harm", UNDECIDED, -0.2, False),
-        ("harm", UNDECIDED, -0.05, True),
-        ("gain", KEEP, 0.2, True),
-        ("gain", DISCARD, 0.05, False),
-        ("gain", UNDECIDED, 0.2, False),
-        ("gain", UNDECIDED, 0.05, True),
+        ("nothing", "keep", 0.2, False),
+        ("nothing", "discard", 0.0, True),
+        ("nothing", "discard", None, True),
+        ("nothing", "undecided", 0.2, True),
+        ("harm", "keep", 0.2, False),
+        ("harm", "discard", -0.2, True),
+        ("harm", "discard", None, False),  # its run failed, or it was refused
+        ("harm", "undecided", -0.2, False),
+        ("harm", "undecided", -0.05, True),
+        ("gain", "keep", 0.2, True),
+        ("gain", "discard", 0.05, False),
+        ("gain", "discard", None, False),
+        ("gain", "undecided", 0.2, False),
+        ("gain", "undecided", 0.05, True),
     ],
 )
-def test_which_answers_are_right(expected: str, status: int, gain: float, right: bool) -> None:
-    answer = {"answer": {KEEP: "keep", DISCARD: "discard", UNDECIDED: "undecided"}[status], "gain": gain}
-    row = describe(Asked("a", expected, "", NO_OPS[0]), {**answer, "interval": 0.1, "smallest": 0.1})
-    assert row["answer"] == WORDS[status]
+def test_which_answers_are_right(expected: str, given: str, gain: float | None, right: bool) -> None:
+    row = describe(Asked("a", expected, "", NO_OPS[0]), {"answer": given, "gain": gain, "smallest": 0.1})
     assert is_right(row) == right
 
 
-def test_an_answer_without_figures_is_a_row() -> None:
-    assert describe(Asked("a", "nothing", "", NO_OPS[0]), {"answer": "discard"})["gain"] is None
+def test_an_answer_without_figures_is_a_row_with_its_reason() -> None:
+    row = describe(Asked("a", "nothing", "", NO_OPS[0]), {"answer": "discard", "reason": "its run failed"})
+    assert (row["gain"], row["reason"]) == (None, "its run failed")
 
 
 def test_a_night_needs_a_folder() -> None:

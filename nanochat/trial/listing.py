@@ -78,8 +78,8 @@ def list_lines(told: Record) -> list[str]:
         f"series {told['series']}: commit {told['commit'][:8]}, scale {told['scale']}, budget {told['budget']}",
         terminal_table(table_of("", "Trial | Candidate | Answer | Gain in bits per byte | p | Reason", rows)),
         "",
-        f"{told['runs']} runs, {told['seconds'] / 60:.0f} minutes of training and scoring"
-        + (f"; {told['failed_runs']} more runs failed" if told["failed_runs"] else ""),
+        f"{told['runs']} runs, {told['seconds'] / 60:.0f} minutes of training and scoring",
+        f"failed runs: {told['failed_runs']}",
         f"the next trial keeps at p = {told['next_level']:.2g}",
     ]
     return [*lines, "the holdout was opened"] if told["holdout"] else lines

@@ -73,8 +73,9 @@ def test_the_list_for_people(ledger: Ledger) -> None:
     ]
     assert cells[4] == ["3", "89abcdef", "-", "-", "-", "not answered: ask again to go on"]
     assert cells[5][0] == "-"
-    assert lines[-3:] == [
-        "3 runs, 3 minutes of training and scoring; 1 more runs failed",
+    assert lines[-4:] == [
+        "3 runs, 3 minutes of training and scoring",
+        "failed runs: 1",
         f"the next trial keeps at p = {share(4):.2g}",
         "the holdout was opened",
     ]

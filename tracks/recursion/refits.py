@@ -7,6 +7,7 @@ long as its run and its settings are the same.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 
 from nanochat.log import Record, print0
 from nanochat.paths import newest_manifest, read_json, stage_dir, write_json
@@ -91,9 +92,7 @@ def refit_time(measured: Sequence[float], training: float | None, steps: int) ->
     measured: seconds of seeds that have theirs. training: seconds of R's training, with all its exits; steps: of it.
     """
     if measured:
-        return sum(measured) / len(
-            measured
-        ), f"Their seconds are the mean of {len(measured)} that this series has made."
+        return fmean(measured), f"Their seconds are the mean of {len(measured)} that this series has made."
     seconds = None if training is None else CARD_STEPS * CARD_SHARE * training / steps
     return seconds, (
         "They end when validation stops falling, so there is no most: assumed are"

@@ -11,6 +11,7 @@ import pytest
 from base_runs import Base
 from contain import NEEDS_SANDBOX
 
+from nanochat.log import Record
 from nanochat.paths import read_json
 from tracks.golf import eval as golf_eval
 from tracks.golf import pack as golf_pack
@@ -18,21 +19,21 @@ from tracks.golf.entries import SCALES
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
+def base(tmp_path_factory) -> Base:
     base = Base(tmp_path_factory.mktemp("golf"))
     base.run("entry", "--model=golf")
     return base
 
 
 @pytest.fixture(autouse=True)
-def here(base, monkeypatch):
+def here(base, monkeypatch) -> None:
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
 
 
 EMBEDDED = SCALES["embedded"]
 
 
-def scored(base, tag):
+def scored(base: Base, tag: str) -> Record:
     return read_json(base.folder / f"golf_eval/{tag}/outcome.json")
 
 
@@ -114,7 +115,7 @@ def test_entries_are_compared_with_the_best_baseline(base) -> None:
         golf_eval.main(replace(series, entries="golf,golf-without-smear"))
 
 
-def speed(factor):
+def speed(factor: float) -> Record:
     """A pass of 0.5 seconds over rows of 32 tokens, on a machine slower by a factor."""
     return {"seconds of the model": 0.5 * factor, "seconds": 0.6 * factor, "stride": 32}
 

@@ -448,7 +448,7 @@ def test_noise_that_the_number_of_questions_does_not_explain() -> None:
 
 
 def test_the_smallest_difference_falls_with_questions_seeds_and_repeats() -> None:
-    def smallest(questions, seeds, **options):
+    def smallest(questions: int, seeds: int, **options: int) -> float:
         return significance.smallest_difference(questions, seeds, arms=6, **options)
 
     usual = smallest(200, 2)

@@ -25,7 +25,7 @@ SHAPE = ["--depth=1", "--width=64", "--save-every=-1", "--lanes=8"]
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
+def base(tmp_path_factory) -> Base:
     base = Base(tmp_path_factory.mktemp("base"), files=300)  # several are for validation
     for arm, flags in DEPTH.items():
         script = "tracks.recursion.train" if arm in "RD" else "base_train"
@@ -39,13 +39,12 @@ def base(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def here(base, monkeypatch):
+def here(base, monkeypatch) -> None:
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
     monkeypatch.setattr("tracks.recursion.study.TOLERANCE", 0.5)  # a loaded machine, and a few steps
     monkeypatch.setattr("tracks.recursion.study.REFIT_STEPS", 10)
 
 
-@pytest.mark.timeout(900)  # trains the arms
 def test_one_seed_gives_figures_and_no_verdict(base, capsys) -> None:
     recursion_eval.main(Config(tag="small", dtype="fp32", shapes="deep,wide"))
     said = capsys.readouterr().out
@@ -96,7 +95,7 @@ def test_one_seed_gives_figures_and_no_verdict(base, capsys) -> None:
     assert refitted < min(own, both)
 
 
-def refusal(tag="small"):
+def refusal(tag: str = "small") -> str:
     with pytest.raises(ValueError) as refused:
         recursion_eval.main(Config(tag=tag, dtype="fp32"))
     return str(refused.value)
