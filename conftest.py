@@ -99,6 +99,7 @@ def session_home(short_folder: Path, tmp_path_factory: pytest.TempPathFactory, c
         for variable, place in compiled.items():
             environment.setenv(variable, place)
         runtime.avoid_broken_amx()
+        runtime.keep_tile_stores()
         separate(environment, tmp_path_factory.mktemp("session") / "home", short_folder / "session")
         yield
 

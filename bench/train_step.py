@@ -237,9 +237,11 @@ def main() -> None:
     if min(options.steps, options.own_steps or options.steps) <= SKIPPED:
         parser.error(f"--steps and --own-steps must be above {SKIPPED}: the first steps are not timed")
     findings = Findings("train_step", options.json)
-    from nanochat.runtime import avoid_broken_amx  # here, because a child has the reference's nanochat
+    # Here, because a child has the reference's nanochat.
+    from nanochat.runtime import avoid_broken_amx, keep_tile_stores
 
     avoid_broken_amx()  # in the child processes too
+    keep_tile_stores()
     with tempfile.TemporaryDirectory() as options.folder:
         required(prepare, vars(options), env={"NANOCHAT_BASE_DIR": options.folder})
         found = [measure(findings, options, int(depth)) for depth in options.depths.split(",")]

@@ -231,6 +231,7 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto
     # older one.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"))
     avoid_broken_amx()
+    keep_tile_stores()
     if "OMP_NUM_THREADS" not in os.environ and usable_cores() < torch.get_num_threads():
         torch.set_num_threads(usable_cores())  # OpenMP knows nothing of a container's quota
     distributed = all(name in os.environ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))  # Slurm sets only some
@@ -261,6 +262,16 @@ def avoid_broken_amx() -> None:
     """
     if rustbpe.amx_is_broken():
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+
+
+def keep_tile_stores() -> None:
+    """Let GCC keep the stores to the tiles in which compiled code for a CPU transposes bf16 (before inductor's import).
+
+    GCC 12 at -O3 removes them, and the gradients of a layer with one key head become nan. Inductor takes no flags, but
+    passes this setting on as it is.
+    """
+    if sys.platform == "linux":
+        os.environ.setdefault("TORCHINDUCTOR_CPP_ENABLE_FLOATING_POINT_CONTRACT_FLAG", "off -fno-dse")
 
 
 def keep_freed_memory() -> None:
