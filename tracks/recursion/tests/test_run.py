@@ -21,9 +21,8 @@ def test_recursion_is_compared_with_its_compute(series, tmp_path) -> None:
     card = (tmp_path / "card/recursion.md").read_text(encoding="utf-8")
     assert "## Recursion" in card
     again = series("tracks.recursion.run", *flags)
-    assert (
-        again.stdout.count("already finished") == 16
-    )  # two shapes of F, twelve runs, their tokenizer, and the comparison
+    # Two shapes of F, twelve runs, their tokenizer, and the comparison.
+    assert again.stdout.count("already finished") == 16
 
 
 def test_arms_follow_from_plans(series, base) -> None:
