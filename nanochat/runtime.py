@@ -56,7 +56,9 @@ VALIDATION_BYTES = {"cpu": 500_000, "gpu": 20_000_000}
 CPU_INFO = Path("/proc/cpuinfo")  # Linux only
 UNKNOWN = Accelerator("unknown")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's numbers for mallopt
-LARGEST_KEPT = 2**30  # bytes of a tensor whose memory is kept for the next one
+# Bytes of a tensor whose memory is kept for the next one: a loss's for 65,536 words, 134 MB, but not those for 262,144,
+# which leave gaps in the heap that no tensor fits into.
+LARGEST_KEPT = 160 << 20
 
 
 def compiling_pays(on_cpu: bool, flops: float, steps: int | None, seconds: float | None) -> bool:
@@ -278,6 +280,7 @@ def keep_freed_memory() -> None:
     """Let glibc keep the memory of freed tensors for the next ones, as a GPU's allocator does.
 
     Otherwise each tensor above 32 MB gets new pages from the kernel, and clearing them takes as long as filling them.
+    The largest still do (LARGEST_KEPT).
     glibc before 2.35 keeps no more than 32 MB at once, and is left as it is.
     """
     with suppress(AttributeError):  # another library

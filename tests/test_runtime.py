@@ -175,6 +175,28 @@ with runtime.stop_requests():
 """
 
 
+LARGE = """
+from pathlib import Path
+import torch
+from nanochat.runtime import keep_freed_memory
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+keep_freed_memory()
+before = resident()
+for size in (300_000_000, 500_000_000, 700_000_000):  # bytes
+    torch.ones(size, dtype=torch.int8)
+print(resident() - before < 200_000_000)
+"""
+
+
+@pytest.mark.skipif(not KEEPS, reason="the allocator of glibc 2.35 and newer")
+def test_memory_of_the_largest_tensors_goes_back() -> None:
+    child = subprocess.run([sys.executable, "-c", LARGE], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (child.stdout, child.stderr) == ("True\n", "")
+
+
 def test_an_echo_is_not_a_second_signal_but_a_later_one_is() -> None:
     child = subprocess.Popen([sys.executable, "-c", STEP], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "ready\n"
