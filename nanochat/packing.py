@@ -2,8 +2,9 @@
 
 Each epoch has a new random order, divided into windows with 512 conversations. A window is packed at once: the longest
 conversation first, each into the fullest row with enough room. So the position in the stream is three numbers: epoch,
-window, row. A conversation too long for a row loses the last turns, or is left out if not even the first turn fits;
-both are counted. So are the few that a public model's chat template refuses.
+window, row; beside them the tokens with a loss are counted. A conversation too long for a row loses the last turns, or
+is left out if not even the first turn fits; both are counted. So are the few that a public model's chat template
+refuses.
 """
 
 from bisect import bisect_left, insort
@@ -33,10 +34,11 @@ WINDOW = 512  # conversations
 # In finished windows; padding and slots in tokens.
 COUNTS = ("conversations", "shortened", "left out", "refused", "padding", "slots")
 REFUSED = 0.01  # largest share of the conversations that a chat template may refuse
+SUPERVISED = "supervised"  # tokens with a loss, in all rows so far; positions of older runs do not have it
 IN_A_WINDOW = 50  # of WINDOW: most of them that it may refuse, so that a mixture it cannot write ends the run early
 
 Rendered = tuple[list[int], list[int]]  # ids and loss mask
-Position = dict[str, int]  # epoch, window, row, rows (in the window of the last row), and COUNTS
+Position = dict[str, int]  # epoch, window, row, rows (in the window of the last row), SUPERVISED, and COUNTS
 
 
 @dataclass(eq=False, kw_only=True)
@@ -44,17 +46,18 @@ class ChatLoader(Loader[Conversations]):
     """Batches of conversations; a target of -1 has no loss.
 
     supervise: learn the tokens the "assistant" writes, or "all" tokens. Input and target always belong to the same
-    conversation. epochs: progress reaches 1 after so many.
+    conversation. epochs: progress reaches 1 after so many; or, if it is not 0, after so many tokens with a loss.
     """
 
     supervise: str = "assistant"
     epochs: float = 1.0
+    supervised_tokens: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._setting |= {"conversations": len(self.data), "supervise": self.supervise}
         # The position of the next row, and counts for all windows before.
-        self._place = {"epoch": 0, "window": 0, "row": 0, "rows": 1, **dict.fromkeys(COUNTS, 0)}
+        self._place = {"epoch": 0, "window": 0, "row": 0, "rows": 1, SUPERVISED: 0, **dict.fromkeys(COUNTS, 0)}
 
     def origin(self) -> DataRecord:
         # A run learns from a Mixture; other conversations are validation.
@@ -74,6 +77,8 @@ class ChatLoader(Loader[Conversations]):
             # A resumed run starts in the middle of a window.
             for number in range(place["row"], len(rows)):
                 place = {**place, "row": number + 1, "rows": len(rows)}
+                if SUPERVISED in place:
+                    place[SUPERVISED] += int((rows[number][1] >= 0).sum())
                 # The last row ends the window, and maybe the epoch.
                 if place["row"] == len(rows):
                     place |= {**counts, "row": 0, "window": place["window"] + 1}
@@ -164,13 +169,14 @@ class ChatLoader(Loader[Conversations]):
 
     @property
     def progress(self) -> float:
-        return self.epoch / self.epochs
+        return self._place[SUPERVISED] / self.supervised_tokens if self.supervised_tokens else self.epoch / self.epochs
 
     def describe(self) -> dict[str, int | float]:
-        """Return the counts for finished windows, and padding as a share of the slots."""
+        """Return the counts for finished windows, padding as a share of the slots, and the tokens with a loss."""
         counts = {name: self._place.get(name, 0) for name in COUNTS}
         slots = counts.pop("slots")
-        return {**counts, "padding": counts["padding"] / max(slots, 1)}
+        supervised = {SUPERVISED: self._place[SUPERVISED]} if SUPERVISED in self._place else {}
+        return {**counts, "padding": counts["padding"] / max(slots, 1), **supervised}
 
     def state_dict(self) -> Record:
         """Return the position as small JSON, the same on all ranks."""
@@ -178,6 +184,11 @@ class ChatLoader(Loader[Conversations]):
 
     def load_state_dict(self, state: Record) -> None:
         """Continue at the position of a loader with the same setting; ranks and batch size may differ."""
+        if self.supervised_tokens and SUPERVISED not in state["place"]:
+            raise UserError(
+                "--target-supervised-tokens needs a run that counts them, and this one began before there was the flag:"
+                " use --num-iterations"
+            )
         self.close()
         self._place = state["place"]
 
@@ -247,6 +258,7 @@ def open_chats(trainer: OpenRun[ChatTuneSettings], chats: Mixture, supervise: st
         start.row_length,
         supervise=supervise,
         epochs=config.epochs,
+        supervised_tokens=max(0, config.target_supervised_tokens),
         seed=config.seed,
         rank=runtime.rank,
         world_size=runtime.world_size,
@@ -264,6 +276,7 @@ def chat_metrics(state: "State", source: ChatLoader) -> Metrics:
         **validation_metrics(state, "bpb", "Final validation bpb"),
         **kept_figures(state, "last", "chat/"),
         "Epochs": measured(source.epoch, spec=".2f"),
+        **({"Supervised tokens": counts[SUPERVISED]} if SUPERVISED in counts else {}),
         "Conversations read": counts["conversations"],
         "Shortened, being too long": counts["shortened"],
         "Left out, being too long": counts["left out"],

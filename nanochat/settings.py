@@ -414,6 +414,10 @@ class ChatTuneSettings(TaskScoreSettings):
         "",
         "tasks and their epochs, like smoltalk|multi-turn,gsm8k:2 (default: the stage's, if their files are available)",
     )
+    # What makes runs on different mixtures alike: a prompt may be much longer than its answer.
+    target_supervised_tokens: Count = option(
+        -1, "tokens with a loss: those of the assistant, in midtraining all", group="horizon"
+    )
     eval_every = 200
     # Rows from the mixture's validation split, the same for any number of ranks.
     eval_tokens: Count = option(-1, "validation tokens (-1: 5e6, on a CPU 125,000)", group="evaluation", least=1)

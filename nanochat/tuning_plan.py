@@ -4,6 +4,7 @@ The parent's manifest is enough. Rows are counted where tokenizer and data sets 
 what is missing, and what is assumed instead.
 """
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -56,16 +57,21 @@ class _Rows:
 
     count: int | None  # None: not counted
     tokens: float  # of a row, on average; 0: not counted
+    answered: float  # share of its tokens that the assistant writes; 0: not counted
     missing: str  # the reason, if they are not counted
 
 
 def print_chat_plan(
-    config: ChatTuneSettings, open_rows: OpenRows, usual_tokens: float, kinds: Callable[[str], Sequence[str]]
+    config: ChatTuneSettings,
+    open_rows: OpenRows,
+    usual_tokens: float,
+    kinds: Callable[[str], Sequence[str]],
+    supervise: str = "assistant",
 ) -> None:
     """Print the plan of training on conversations.
 
     usual_tokens: in the stage's own mixture with all of its data sets. kinds: from the tag of a tokenizer to the kinds
-    of the tasks that are scored.
+    of the tasks that are scored. supervise: as in packing.ChatLoader.
     """
     with _only_json_on_stdout(config):
         parent, config, rows = _begin(config, open_rows)
@@ -78,6 +84,9 @@ def print_chat_plan(
             passed = usual_tokens
             notes.append(f"Tokens: about {usual_tokens / 1e6:,.0f} M in a pass, assumed: those of the public data sets")
         steps = None if passed is None else int(config.epochs * passed / batch)
+        if config.target_supervised_tokens != -1:
+            share = 1.0 if supervise == "all" else rows.answered
+            steps = math.ceil(config.target_supervised_tokens / share / batch) if share else None
         ranks, accelerator = planned_hardware(config.on)
         tokens = config.eval_tokens if config.eval_tokens > 0 else VALIDATION_BYTES[device_of(accelerator)] // 4
         scored = kinds(parent.manifest["tokenizer"]["tag"])
@@ -149,19 +158,22 @@ def _count(parent: Checkpoint, open_rows: OpenRows, length: int) -> _Rows:
     try:
         tokenizer = tokenizer_of(parent)
     except UserError as error:
-        return _Rows(None, 0.0, str(error))
+        return _Rows(None, 0.0, 0.0, str(error))
     try:
         rows = open_rows(parent.manifest["tokenizer"]["tag"])
     except HubError as error:
-        return _Rows(None, 0.0, str(error))
+        return _Rows(None, 0.0, 0.0, str(error))
     sample = []
+    answered = 0
     for number in range(min(SAMPLED, len(rows))):
         with suppress(TemplateError):  # the loader leaves it out
-            sample.append(len(render_conversation(rows[number], tokenizer)[0]))
+            ids, learned = render_conversation(rows[number], tokenizer)
+            sample.append(len(ids))
+            answered += sum(learned)
     if not sample:
-        return _Rows(None, 0.0, "the chat template refuses the conversations")
+        return _Rows(None, 0.0, 0.0, "the chat template refuses the conversations")
     # A longer conversation is shortened, or left out.
-    return _Rows(len(rows), fmean(min(count, length) for count in sample), "")
+    return _Rows(len(rows), fmean(min(count, length) for count in sample), answered / sum(sample), "")
 
 
 def _notes(config: FineTuneSettings, parent: Checkpoint, rows: _Rows) -> list[str]:

@@ -33,6 +33,7 @@ def main(config: Config) -> None:
             lambda tokenizer: open_mixture(config, MIXTURE, tokenizer),
             MID_TOKENS,
             lambda tokenizer: scored_kinds(config.eval_metrics_tasks, tokenizer),
+            supervise="all",
         )
         return
     with tuning("mid_train", config) as trainer:

@@ -98,6 +98,37 @@ def test_the_stream_is_the_same_for_any_ranks_and_batches_from_any_position(toke
         assert not torch.equal(rows_of(loader, 20), whole)
 
 
+@pytest.mark.parametrize("supervise", ["assistant", "all"])
+def test_a_run_may_end_after_so_many_tokens_with_a_loss(tokenizer, monkeypatch, supervise) -> None:
+    monkeypatch.setattr(packing, "WINDOW", 8)
+    setting = {"supervise": supervise, "seed": 3, "supervised_tokens": 700}
+    with ChatLoader(chats(30), tokenizer, 2, 128, **setting) as loader:
+        counted, epoch = [], 0.0
+        while loader.progress < 1:
+            counted.append(int((next(loader)[1] >= 0).sum()))
+            assert loader.describe()["supervised"] == sum(counted)
+            assert loader.progress == sum(counted) / 700
+        assert sum(counted[:-1]) < 700 <= sum(counted)
+        epoch, state = loader.epoch, json.loads(json.dumps(loader.state_dict()))
+    # Two ranks, each with a row of a batch, count the same; and they go on from a position in the middle.
+    for rank in range(2):
+        with ChatLoader(chats(30), tokenizer, 2, 128, rank=rank, world_size=2, **setting) as loader:
+            for _ in counted[:-1]:
+                next(loader)
+            loader.load_state_dict(loader.state_dict())
+            next(loader)
+            assert (loader.epoch, loader.describe()["supervised"]) == (epoch, sum(counted))
+    # A position of a run that did not count them.
+    del state["place"]["supervised"]
+    counting = ChatLoader(chats(30), tokenizer, 2, 128, **setting)
+    with counting as loader, pytest.raises(UserError, match="this one began before there was the flag"):
+        loader.load_state_dict(state)
+    with ChatLoader(chats(30), tokenizer, 2, 128, **setting | {"supervised_tokens": 0}) as loader:
+        loader.load_state_dict(state)
+        next(loader)
+        assert (loader.progress > epoch, "supervised" in loader.describe()) == (True, False)
+
+
 def test_long_conversations_lose_whole_turns_or_are_left_out_and_counted(tokenizer, monkeypatch) -> None:
     monkeypatch.setattr(packing, "WINDOW", 8)
     short, hopeless = ("one", "two"), ("the cat " * 30, "three")

@@ -91,6 +91,18 @@ def test_the_learning_rate_falls_to_nothing_at_the_end_of_an_epoch(base) -> None
     assert base.outcome("epoch")["metrics"]["Validation loss"] == "n/a"
 
 
+def test_a_run_ends_after_so_many_tokens_with_a_loss(base) -> None:
+    flags = ("--num-iterations=-1", "--warmdown-ratio=1", "--eval-every=-1", "--eval-metrics-every=-1")
+    base.tune("tokens", *flags, "--target-supervised-tokens=500").done()
+    metrics = base.outcome("tokens")["metrics"]
+    steps, found = metrics["Number of iterations"], metrics["Supervised tokens"]
+    assert 500 <= found < 500 * steps / (steps - 1)
+    rates = list(base.series("tokens", "train/lrm").values())
+    assert len(rates) == steps > 2
+    assert rates[0] == 1
+    assert all(a - b == pytest.approx(1 / steps, abs=0.1) for a, b in pairwise(rates))
+
+
 def test_the_record(base, straight) -> None:
     record = base.outcome("straight")
     metrics = record["metrics"]

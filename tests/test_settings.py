@@ -69,6 +69,8 @@ def test_answers_begin_at_a_fraction_that_fits_the_parents_rates() -> None:
 HORIZONS = """
 --num-iterations=0 | --num-iterations has to be more than 0, not 0
 --num-epochs=nan | --num-epochs has to be more than 0, not nan
+--target-supervised-tokens=0 | --target-supervised-tokens has to be more than 0, not 0
+--target-supervised-tokens=9 --num-epochs=2 | --num-epochs and --target-supervised-tokens both set the length
 --num-epochs=0.5 --num-iterations=5 | --num-iterations and --num-epochs both set the length of the run: keep one
 """
 

@@ -60,6 +60,14 @@ def test_steps_follow_from_the_length_of_the_conversations(stages, plan) -> None
 def test_a_horizon_a_missing_parent_and_prompts(plan) -> None:
     assert "Steps: about 7\n" in plan("chat_sft", "--source=base", "--num-iterations=7", *LONG)
     assert "Steps: as many as 90 seconds allow\n" in plan("chat_sft", "--source=base", "--target-seconds=90", *LONG)
+    # A tenth of the tokens of GSM8K's conversations is the prompt's, or more; in midtraining it is learned too.
+    supervised = ["--source=base", "--mixture=gsm8k", "--target-supervised-tokens=12000", *LONG]
+    steps = {
+        script: int(re.search(r"Steps: about ([\d,]+)", plan(script, *supervised))[1].replace(",", ""))
+        for script in ("mid_train", "chat_sft")
+    }
+    assert steps["mid_train"] == 10
+    assert 11 <= steps["chat_sft"] <= 30
     with pytest.raises(ValueError, match=r"there is no model in .*: python -m scripts\.mid_train makes one"):
         plan("chat_sft")
     # A plan of reinforcement learning counts prompts.

@@ -94,15 +94,22 @@ STAGES = {
 BPB = "bpb"  # among the benchmarks of base models: bits per byte of a validation text
 # Which the lab sets itself, or which are for a budget: of base training, and of the stages after it.
 LAB_FLAGS = ("--tag", "--seed", "--tokenizer-tag", "--num-iterations", "--target-seconds", "--target-flops")
-LAB_FLAGS += ("--target-param-data-ratio", "--num-epochs")
+LAB_FLAGS += ("--target-param-data-ratio", "--num-epochs", "--target-supervised-tokens")
 PARENT_FLAGS = ("--source", "--model-tag")
 SCORE_FLAG = "--eval-metrics-every"
-BUDGETS = {"num_iterations": "--num-iterations", "tokens": "--num-iterations", "flops": "--target-flops"}
+BUDGETS = {
+    "num_iterations": "--num-iterations",
+    "tokens": "--num-iterations",
+    "supervised": "--target-supervised-tokens",
+    "flops": "--target-flops",
+}
+CHAT_STAGES = ("chat_sft", "mid_train")  # they learn from conversations
 HELD_OUT = "-held-out"  # end of the tag of an evaluation of --final
 
 # Fields of a spec that this code fills in; the others are the keys of the file.
 FILLED_IN = {"name", "path", "unknown", "files", "gpus", "devices"}
 
+Budget = Literal["num_iterations", "tokens", "supervised", "flops"]  # the keys of BUDGETS
 Sampling = Literal["temperature", "top_p", "top_k", "max_new_tokens", "max_problems"]  # flags of scripts.chat_eval
 
 
@@ -139,7 +146,7 @@ class Spec(BaseModel):
     more_seeds: list[int] = []  # of mixes that are not distinguishable from the reference after the others
     confirm_seeds: list[int] = []  # of mixes that are to be kept: they count for nothing but the confirmation
     replicas: dict[str, list[str]] = {}  # base -> tags of further trainings of it, with other seeds
-    budget: dict[Literal["num_iterations", "tokens", "flops"], int] = Field(min_length=1, max_length=1)  # of each run
+    budget: dict[Budget, int] = Field(min_length=1, max_length=1)  # of each run
     flags: str = ""  # of the stage, as on its command line
     text: str = ""  # of base_train, as in --data: bits per byte are those of its validation part
     repeats: PositiveInt = 1
@@ -357,6 +364,8 @@ def mistakes(spec: Spec) -> list[str]:
     own = set_by_lab(spec.stage)
     for place, text in words.items():
         found += [f"{place} has {flag}, which the lab sets itself" for flag in _flags_in(text) if flag in own]
+    if "supervised" in spec.budget and spec.stage not in CHAT_STAGES:
+        found.append(f"a budget in supervised tokens is for {' and '.join(CHAT_STAGES)}: use num_iterations")
     if spec.is_pretraining:
         return found + _pretraining_mistakes(spec)
     if "soup" in spec.methods and spec.merges and not any(map(is_chat_task, spec.dev)):

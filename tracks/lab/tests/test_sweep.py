@@ -18,6 +18,7 @@ from tracks.lab import merge, significance, sweep
 from tracks.lab.kinds import check_disk, compare_mixes, flag_mistakes, has, open_mixes
 from tracks.lab.run import Config
 from tracks.lab.sweep import (
+    CHAT_STAGES,
     add_look,
     base_chains,
     chains_of,
@@ -93,6 +94,8 @@ def test_flags_that_the_lab_sets_are_refused_by_name(stage: str, mix: str, own: 
         for source in ("base", "sft"):
             write_text(base / f"{MODELS[source]}/{tag}/step_000010/manifest.json", "{}")
     names = ["--tag", "--seed", "--num-iterations", "--source", "--model-tag", "--num-epochs", mix, *own]
+    if stage in CHAT_STAGES:
+        names.append("--target-supervised-tokens")
     given = " ".join(f"{flag}=9" for flag in [*names, "--init-lr-frac", "--warmup-steps"])
     flags = f'flags = "{given.replace("model-tag", "model_tag")}"\nrepeats = 2'
     spec = read_lab(base, {'"chat_sft"': f'"{stage}"', "repeats = 2": flags})
@@ -102,6 +105,20 @@ def test_flags_that_the_lab_sets_are_refused_by_name(stage: str, mix: str, own: 
     usual = read_lab(base, {'"chat_sft"': f'"{stage}"', "repeats = 2": 'flags = "--init-lr-frac=9"\nrepeats = 2'})
     set_here = {word.partition("=")[0] for word in run_steps(usual, run)[0].command[1:]} - {"--init-lr-frac"}
     assert set_here <= set(set_by_lab(stage))
+
+
+def test_runs_may_have_as_many_supervised_tokens(base: Path) -> None:
+    spec = read_lab(base, {"num_iterations = 1000": "supervised = 20000"})
+    assert mistakes(spec) == []
+    words = run_steps(spec, spec.runs[0])[0].command
+    assert "--target-supervised-tokens=20000" in words
+    assert not any(word.startswith("--num-iterations") for word in words)
+    for tag in ("one", "two"):
+        write_text(base / f"{MODELS['sft']}/{tag}/step_000010/manifest.json", "{}")
+    changes = {'"chat_sft"': '"chat_dpo"', "num_iterations = 1000": "supervised = 20000"}
+    assert mistakes(read_lab(base, changes)) == [
+        "a budget in supervised tokens is for chat_sft and mid_train: use num_iterations"
+    ]
 
 
 @pytest.mark.parametrize("stage", ["chat_rl", "chat_dpo"])
