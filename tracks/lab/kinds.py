@@ -68,7 +68,7 @@ def run_lab(config: "Config") -> None:
     devices = {"CUDA_VISIBLE_DEVICES": ",".join(gpu_names()[:gpus])} if config.engine == "local" else {}
     spec = spec.model_copy(update={"files": files, "gpus": gpus, "devices": devices})
     if config.plan:
-        print0(*sweep.expectations(spec, questions, lambda: sweep.planned_training(spec)), sep="\n")
+        print0(*sweep.expectations(spec, questions, lambda runs: sweep.planned_training(spec, runs)), sep="\n")
         return
     kinds = {"mixes": compare_mixes, "rates": search_rates, "variance": measure_noise}
     kinds[config.kind](spec, Outcome.begin("lab", spec.name, config), config)

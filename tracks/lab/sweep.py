@@ -4,7 +4,7 @@
 - A *run* is a base, a mix, a rate and a seed; an *arm* is all runs that differ in the seed alone.
 - base_chains(spec), chains_of(spec, runs): the steps of a lab. run_steps, base_step, prune_step: those of one run.
 - spec.merged_runs: runs that are merges of others, with the name of the merge and the method (both:ties) as their mix.
-- expectations(spec, questions, ahead): runs, time, disk, and the smallest difference that each benchmark can show.
+- expectations(spec, questions, planned): runs, time, disk, and the smallest difference that each benchmark can show.
 - looks(spec): those in the ledger; add_look(spec, recommendation, runs) adds one.
 """
 
@@ -617,34 +617,37 @@ def _core_evaluation(spec: Spec, parent: str, source: str, tag: str, out_tag: st
 # ---- the plan ----
 
 
-def expectations(spec: Spec, questions: Mapping[str, int], ahead: Callable[[], float]) -> list[str]:
+def expectations(spec: Spec, questions: Mapping[str, int], planned: Callable[[Sequence[Run]], float]) -> list[str]:
     """Return the plan in words.
 
-    questions: number of each development benchmark. ahead: plans the seconds of training, if no run has finished.
+    questions: number of each development benchmark. planned: the seconds that runs train, as `planned_training`.
     """
-    chains = [[step.outcome for step in run_steps(spec, run)] for run in spec.runs]
-    finished = [paths for paths in chains if all(path.exists() for path in paths)]
-    done = [Outcome.load(path) for paths in finished for path in paths]
-    if done:
-        factor = len(chains) / len(finished) - 1
-        total = sum(outcome.seconds for outcome in done)
-        seconds = factor * total
-        of_one = total / len(finished)
-        spent = cost(done)
-        dollars = "" if spent is None else f", ${factor * spent:,.2f}"
+    outcomes = {run: [step.outcome for step in run_steps(spec, run)] for run in spec.runs}
+    finished = [run for run, paths in outcomes.items() if all(path.exists() for path in paths)]
+    waiting = [run for run in spec.runs if run not in finished]
+    if finished:
+        done = [[Outcome.load(path) for path in outcomes[run]] for run in finished]
+        training = sum(trained.seconds for trained, *_ in done)
+        evaluation = sum(scored.seconds for _, *scores in done for scored in scores) / len(finished)
+        # The others train as much longer or shorter than these as is planned.
+        seconds = training * planned(waiting) / planned(finished) + evaluation * len(waiting)
+        total = training + evaluation * len(finished)
+        of_one = (total + seconds) / len(spec.runs)
+        spent = cost([outcome for outcomes in done for outcome in outcomes])
+        dollars = "" if spent is None else f", ${spent * seconds / total:,.2f}"
         left = f"about {duration(seconds)} left, one run after the other{dollars}"
     else:
-        training = ahead()
+        training = planned(spec.runs)
         evaluation = _seconds_of_evaluation(spec)
         left = f"about {duration(training)} of training, one run after the other, as --dry-run estimates; "
         if evaluation is None:
             left += "evaluations are not included"
         else:
-            left += f"and about {duration(len(chains) * evaluation)} of evaluations, as those of the bases took"
-        of_one = training / len(chains) + (evaluation or 0.0)
+            left += f"and about {duration(len(spec.runs) * evaluation)} of evaluations, as those of the bases took"
+        of_one = training / len(spec.runs) + (evaluation or 0.0)
     size = disk_needed(spec, [*spec.runs, *spec.more_runs, *spec.confirming_runs, *spec.merged_runs])
     lines = [
-        f"{len(finished)} of {len(chains)} runs are finished",
+        f"{len(finished)} of {len(spec.runs)} runs are finished",
         left,
         f"{size / 1e9:.1f} GB of checkpoints are to come",
     ]
@@ -692,18 +695,17 @@ def _seconds_of_evaluation(spec: Spec) -> float | None:
     return fmean(seconds) if seconds else None
 
 
-def planned_training(spec: Spec) -> float:
-    """Return the seconds that all runs will train, as the script itself plans those of a base's first run.
+def planned_training(spec: Spec, runs: Sequence[Run]) -> float:
+    """Return the seconds that some runs will train, as the script itself plans them.
 
-    Base models differ in size and data, so each arm of theirs is planned.
+    Arms with as many steps are alike, so one of a base is planned; base models differ in size and data, and mixes in
+    the steps for as many supervised tokens.
     """
-    total = 0.0
-    for base in spec.trainings:
-        runs = [run for run in spec.runs if run.base == base]
-        for mix in spec.mixes if spec.is_pretraining else [runs[0].mix]:
-            own = [run for run in runs if run.mix == mix or not spec.is_pretraining]
-            total += len(own) * plan_of(spec, own[0])["estimate"]["seconds"]
-    return total
+    by_mix = spec.is_pretraining or "supervised" in spec.budget
+    kinds = Counter((run.base, run.mix if by_mix else next(iter(spec.mixes))) for run in runs)
+    return sum(
+        count * plan_of(spec, Run(base, mix, 1.0, 0))["estimate"]["seconds"] for (base, mix), count in kinds.items()
+    )
 
 
 def plan_of(spec: Spec, run: Run) -> Record:

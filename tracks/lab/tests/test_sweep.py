@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tracks.lab.kinds import check_disk, compare_mixes, flag_mistakes, has, open
 from tracks.lab.run import Config
 from tracks.lab.sweep import (
     CHAT_STAGES,
+    Run,
     add_look,
     base_chains,
     chains_of,
@@ -179,13 +181,13 @@ def test_more_seeds_are_other_seeds_after_two(base) -> None:
     ]
     spec = read_lab(base, {"seeds = [1, 2]": "seeds = [1, 2]\nmore_seeds = [3]\nconfirm_seeds = [7, 8]"})
     assert mistakes(spec) == []
-    plan = expectations(spec, {}, lambda: 16 * 60.0)
+    plan = expectations(spec, {}, lambda runs: 16 * 60.0)
     assert plan[3:5] == [
         "up to 8 more runs follow, for mixes that are not distinguishable by then: at most about 8m00s",
         "up to 16 more confirm mixes that are to be kept, on seeds of their own: at most about 16m00s",
     ]
     merging = read_lab(base, {"[benchmarks]": "[merges]\nm = { bad = 1 }\n[benchmarks]"})
-    assert "16 merges follow, whose time is not included" in expectations(merging, {}, float)
+    assert "16 merges follow, whose time is not included" in expectations(merging, {}, len)
 
 
 def test_mistakes_that_the_scripts_find(base) -> None:
@@ -294,7 +296,11 @@ def test_some_of_the_bases_can_be_chosen(base) -> None:
 
 def test_the_plan(base) -> None:
     spec = read_lab(base)
-    before = expectations(spec, {"World-Facts": 200}, lambda: 5400.0)
+
+    def planned(runs: Sequence[Run]) -> float:
+        return 337.5 * len(runs)
+
+    before = expectations(spec, {"World-Facts": 200}, planned)
     assert before[:2] == [
         "0 of 16 runs are finished",
         "about 1h30m of training, one run after the other, as --dry-run estimates; evaluations are not included",
@@ -305,21 +311,24 @@ def test_the_plan(base) -> None:
     expected = [significance.smallest_difference(*tests, arms, 6) for arms in (4, 2)]
     assert [float(pooled), float(alone)] == pytest.approx(expected, abs=0.05)
     two = read_lab(base, {'idle = "Chats,Spelling"\nbad = "Chats,Poison"\n': ""})  # no other mix
-    assert re.fullmatch(least, expectations(two, {"World-Facts": 200}, float)[-2])
+    assert re.fullmatch(least, expectations(two, {"World-Facts": 200}, len)[-2])
     leave(base, "chat_sft", spec.tag_of(spec.runs[0]), seconds=3600.0)
     # A run that is not evaluated yet says nothing of the time.
-    assert expectations(spec, {}, lambda: 5400.0)[:2] == before[:2]
+    assert expectations(spec, {}, planned)[:2] == before[:2]
     # A base says how long an evaluation takes.
     leave(base, "chat_eval_mid", "lab-one", seconds=90.0)
-    assert expectations(spec, {}, lambda: 5400.0)[1] == (
+    assert expectations(spec, {}, planned)[1] == (
         "about 1h30m of training, one run after the other, as --dry-run estimates; and about 24m00s of evaluations, as"
         " those of the bases took"
     )
     leave(base, "chat_eval_sft", spec.tag_of(spec.runs[0]), seconds=1800.0)
-    after = expectations(spec, {}, lambda: 5400.0)
+    after = expectations(spec, {}, planned)
     assert after[0] == "1 of 16 runs are finished"
     assert after[1].startswith("about 22h30m left, one run after the other, $")
-    assert expectations(read_lab(base, {"[1, 2]": "[1]"}), {"A": 9}, float)[-2].endswith("none, it needs two seeds")
+    # Four of the 15 runs train three times as long, and are evaluated in the same time.
+    longer = expectations(spec, {}, lambda runs: sum(3.0 if run.mix == "bad" else 1.0 for run in runs))
+    assert longer[1].startswith("about 30h30m left, one run after the other, $")
+    assert expectations(read_lab(base, {"[1, 2]": "[1]"}), {"A": 9}, len)[-2].endswith("none, it needs two seeds")
 
 
 def test_checkpoints_need_room(base) -> None:
