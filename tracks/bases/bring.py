@@ -53,7 +53,7 @@ class Config(TagSettings):
         "", "stage of the model (default: sft if it has a chat template of its own, else base)", short="-i"
     )
     tag = option("", "tag of the new run")
-    context: Count = option(0, "tokens of the longest text (0: all that the model was made for)")
+    context: Count = option(0, "tokens of the longest text (0: all that the model was made for)", least=16)
     template: str = option("", "chat template: chatml, gemma, llama3, or a file (default: the model's own)")
     template_values: str = option("", 'values that it is given, as JSON: {"enable_thinking": false}')
 

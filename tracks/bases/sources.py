@@ -27,8 +27,9 @@ from nanochat.quantized import Tensors
 from tracks.bases.families import COMPUTED, FAMILIES, family_of, names_of, read_config
 from tracks.bases.gguf_file import GGUFFile
 from tracks.bases.model import PublicConfig
+from tracks.bases.template import is_text
 from tracks.bases.templates import TEMPLATES, named_template, turn_end, usual_template, with_values
-from tracks.bases.tokenizer import Definition, PublicCore, PublicTokenizer
+from tracks.bases.tokenizer import Definition, PublicCore
 
 Read = TypeVar("Read")
 
@@ -37,6 +38,10 @@ SINGLE = "model.safetensors"
 # Files of weights that may hold code.
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 ROWS = 4096  # of a matrix that are looked at together
+# Most rows of an embedding that no token has, the larger of a number and a share of all. Trainers add rows so that each
+# of up to 8 chips has a multiple of 128, or to make the number round: Qwen2.5 has 271 of 151,936.
+SPARE, SPARE_SHARE = 1024, 0.1
+TRIED = "Who? I am a 1.\U000f51a3"  # what a tokenizer is tried with; for the last character hardly any has a token
 OF_DOCUMENTS = "<|endoftext|>"  # stands between documents in vocabularies whose texts begin with nothing
 
 
@@ -76,13 +81,10 @@ def open_source(place: str, context: int = 0, wanted: Wanted | None = None) -> S
     wanted = wanted or Wanted()
     path = download(place.removeprefix("hub:")) if place.startswith("hub:") else Path(place).expanduser()
     if path.is_dir():
-        source = _open_folder(path, context, wanted)
-    elif path.is_file():
-        source = _open_gguf(path, context, wanted)
-    else:
-        raise UserError(f"--from={place} is neither a folder nor a file; a model of the hub is hub:OWNER/NAME")
-    _check(source)
-    return source
+        return _open_folder(path, context, wanted)
+    if path.is_file():
+        return _open_gguf(path, context, wanted)
+    raise UserError(f"--from={place} is neither a folder nor a file; a model of the hub is hub:OWNER/NAME")
 
 
 def download(name: str) -> Path:
@@ -142,6 +144,7 @@ def _open_folder(folder: Path, context: int, wanted: Wanted) -> Source:
         with safe_open(places[name], "pt") as file:
             return file.get_tensor(name).float()
 
+    _check_tensors(folder, config, stored, theirs)
     definition, used, has_template = _folder_definition(folder, settings, wanted, config)
     return Source(
         place=str(folder),
@@ -184,7 +187,7 @@ def _licence(card: Path) -> str:
     if named == "other":
         named = values.get("license_name") or named
     names = named if isinstance(named, list) else [named]
-    return ", ".join(name for name in names if isinstance(name, str))
+    return ", ".join(name for name in names if isinstance(name, str) and is_text(name))
 
 
 def _shards(folder: Path) -> list[Path]:
@@ -264,10 +267,13 @@ def _json(path: Path) -> Record | None:
         return None
     try:
         found = read_json(path)
+        written = json.dumps(found, ensure_ascii=False)
     except (ValueError, RecursionError):  # nested too deep
-        found = None
+        found, written = None, ""
     if not isinstance(found, dict):
         raise UserError(f"{path} is damaged: it is no JSON object")
+    if not is_text(written):
+        raise UserError(f"{path} is damaged: it has half a character, which is no text")
     return found
 
 
@@ -283,6 +289,9 @@ def _open_gguf(path: Path, context: int, wanted: Wanted) -> Source:
     text = _metadata(path, file.tokenizer)
     ends = _about(path, _ids, [settings["eos_token_id"]])
     names = {one.ours: one for one in names_of(config)}
+    theirs = {ours: one.gguf for ours, one in names.items()}
+    stored = {name: file.shape(name) for name in file.tensors}
+    _check_tensors(path, config, stored, theirs)
     heads = {"attn_q": config.heads, "attn_k": config.kv_heads}
     definition = _about(path, _definition, text, own, wanted, special, ends, config)
     licence = file.get("general.license", "")
@@ -292,8 +301,8 @@ def _open_gguf(path: Path, context: int, wanted: Wanted) -> Source:
         files=[path],
         settings=settings,
         config=config,
-        stored={name: file.shape(name) for name in file.tensors},
-        names={ours: one.gguf for ours, one in names.items()},
+        stored=stored,
+        names=theirs,
         read=lambda ours: file.read_as(names[ours], heads),
         definition=definition,
         generation={},
@@ -351,6 +360,7 @@ def _definition(
     """
     text = _within(text, config.vocab_size)
     core = PublicCore(text)
+    _check_vocabulary(core, config.vocab_size)  # first: what is made of it has a length of the largest id
     ids: dict[str, int] = {}
     for role, token in special.items():
         id = core.backend.token_to_id(token) if token else None
@@ -401,38 +411,57 @@ def _within(text: str, size: int) -> str:
 
 
 def _prefix(core: PublicCore) -> list[int]:
-    """Return the tokens that the library puts before every text."""
-    added, plain = (core.backend.encode("a", add_special_tokens=special).ids for special in (True, False))
+    """Return the tokens that the library puts before every text; UserError if it cannot read one."""
+    try:
+        added, plain = (core.backend.encode(TRIED, add_special_tokens=special).ids for special in (True, False))
+    # The library raises Exception itself, for example where a character has no token.
+    except Exception as error:
+        raise UserError(f"its tokenizer.json cannot read a text: {error}") from None
+    if not plain:
+        raise UserError("its tokenizer.json makes no tokens of a text: its vocabulary is empty, or texts are emptied")
     for place in range(len(added)):
         if added[place : place + len(plain)] == plain:
             return added[:place]
     return []
 
 
-def _check(source: Source) -> None:
-    """Compare tensors and vocabulary with the config; UserError for the first difference."""
-    config = source.config
+def _check_tensors(
+    place: Path, config: PublicConfig, stored: Mapping[str, tuple[int, ...]], names: Mapping[str, str]
+) -> None:
+    """Compare what is stored with the config; UserError for the first difference. names: as Source has them."""
     model = new_model(config)
-    missing = [there for there in source.names.values() if there not in source.stored]
+    missing = [there for there in names.values() if there not in stored]
     if missing:
-        raise UserError(f"{source.place} has not all of its weights: {missing[0]} is missing, of {len(missing)}")
+        raise UserError(f"{place} has not all of its weights: {missing[0]} is missing, of {len(missing)}")
     tied = {"lm_head.weight", "output.weight"} if config.tie_embeddings else set()
-    more = set(source.stored) - set(source.names.values()) - tied
+    more = set(stored) - set(names.values()) - tied
     more = {name for name in more if not re.fullmatch(COMPUTED, name)}
     if more:
         architecture = FAMILIES[config.family].architecture
-        raise UserError(f"{source.place} has weights that {architecture} has not, such as {min(more)}")
-    for ours, there in source.names.items():
+        raise UserError(f"{place} has weights that {architecture} has not, such as {min(more)}")
+    for ours, there in names.items():
         shape = tuple(model.get_parameter(ours).shape)
         if ours in ("embed.weight", "head.weight"):
             shape = (config.vocab_size, config.width)  # ours are padded
-        if source.stored[there] != shape:
-            raise UserError(
-                f"{source.place}: {there} has the shape {source.stored[there]}, and config.json says {shape}"
-            )
-    size = len(PublicTokenizer(source.definition).token_lengths())
-    if size > config.vocab_size:
-        raise UserError(f"{source.place}: its vocabulary has {size:,} tokens, and its embedding {config.vocab_size:,}")
+        if stored[there] != shape:
+            raise UserError(f"{place}: {there} has the shape {stored[there]}, and config.json says {shape}")
+
+
+def _check_vocabulary(core: PublicCore, rows: int) -> None:
+    """Compare a vocabulary with the rows of an embedding."""
+    if core.vocab_size > rows or has_too_few(core.vocab_size, rows):
+        raise UserError(
+            f"its vocabulary has {core.vocab_size:,} tokens, and its embedding {rows:,} rows: take the tokenizer that"
+            " these weights were trained with"
+        )
+    token, id = max(core.backend.get_vocab().items(), key=lambda one: one[1], default=("", -1))
+    if id >= rows:
+        raise UserError(f"its token {token} has the id {id:,}, and its embedding {rows:,} rows: one of them is damaged")
+
+
+def has_too_few(tokens: int, rows: int) -> bool:
+    """Return True if so few tokens are another model's: an embedding has not so many rows to spare."""
+    return rows - tokens > max(SPARE, SPARE_SHARE * rows)
 
 
 @dataclass(frozen=True)

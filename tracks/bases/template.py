@@ -337,6 +337,8 @@ class JinjaTemplate:
 
     def _tokens(self, text: str) -> Iterator[tuple[int, Span]]:
         """Yield the tokens of a rendered text, each with its characters; names with a mark in them are plain text."""
+        if not is_text(text):
+            raise TemplateError("the chat template writes half a character, its own or a message's, which is no text")
         if BREAK not in text:
             encoding = self.reader_of_names.encode(text, add_special_tokens=False)
             yield from zip(encoding.ids, encoding.offsets, strict=True)
@@ -354,6 +356,15 @@ class JinjaTemplate:
                 for id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
                     yield id, (place + places[start], place + places[max(start, stop - 1)] + 1)
             place += len(piece)
+
+
+def is_text(value: str) -> bool:
+    """Return False if a value has half of a surrogate pair, which UTF-8 cannot write."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _spoken(message: Message) -> str:

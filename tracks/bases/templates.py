@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from nanochat.chat import messages
 from nanochat.errors import UserError
-from tracks.bases.template import RENDERED, JinjaTemplate
+from tracks.bases.template import RENDERED, JinjaTemplate, is_text
 from tracks.bases.tokenizer import Definition, PublicTokenizer
 
 # Turns between <|im_start|> and <|im_end|>, each with its role on the first line: Qwen, SmolLM.
@@ -61,10 +61,13 @@ def with_values(template: str, values: str) -> str:
     """Return a template that sets variables first. values: a JSON object, such as {"enable_thinking": false}."""
     try:
         found = json.loads(values, parse_constant=_refuse_constant)
+        written = _literal(found)
     except (ValueError, RecursionError):
-        found = None
+        found, written = None, ""
     if not isinstance(found, dict) or not all(name.isidentifier() for name in found):
         raise UserError(f"--template-values={values[:200]} is no JSON object whose keys are names")
+    if not is_text(written):
+        raise UserError("--template-values has half a character, which is no text: write the whole one")
     if taken := RENDERED.intersection(found):
         raise UserError(f"--template-values: {min(taken)} is what the template is rendered with, and cannot be set")
     if not template:
@@ -80,7 +83,7 @@ def _refuse_constant(name: str) -> NoReturn:
 def _literal(value: Any) -> str:
     """Return a value of JSON as Jinja writes it."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(key)}: {_literal(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{_literal(key)}: {_literal(one)}" for key, one in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_literal, value)) + "]"
     return "none" if value is None else json.dumps(value, ensure_ascii=False)
@@ -92,6 +95,6 @@ def turn_end(definition: Definition) -> list[int]:
     assert isinstance(tokenizer.template, JinjaTemplate)
     special = set(tokenizer.special_tokens.values())
     ids = tokenizer.template.whole(messages(["Who?", "I."]))
-    spoken = tokenizer.encode("I.")[-1]
-    behind = ids[len(ids) - ids[::-1].index(spoken) :] if spoken in ids else []
+    spoken = tokenizer.encode("I.")[-1:]  # a vocabulary may have neither
+    behind = ids[len(ids) - ids[::-1].index(spoken[0]) :] if spoken and spoken[0] in ids else []
     return [id for id in behind if id in special][:1]

@@ -5,6 +5,7 @@ tokens begin a document and end a turn. As with our own tokenizers text never be
 template writes those.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -17,7 +18,7 @@ from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.protocols import Message
 from nanochat.tokenizer import Tokenizer
-from tracks.bases.template import JinjaTemplate
+from tracks.bases.template import JinjaTemplate, is_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -123,11 +124,7 @@ def _types(decoder: Any) -> Iterable[str]:
 
 def _valid(text: str) -> str:
     """Return text that UTF-8 can write: halves of a surrogate pair become U+FFFD."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
+    return text if is_text(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 # The letter of each byte in vocabularies of bytes: printable ones are themselves, others follow from U+0100 on.
@@ -142,8 +139,9 @@ def _from_letters(token: str) -> bytes:
 
 
 def _from_pieces(token: str) -> bytes:
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        return bytes.fromhex(token[3:5])
+    byte = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", token)
+    if byte:
+        return bytes.fromhex(byte[1])
     return token.replace(SPACE, " ").encode()
 
 

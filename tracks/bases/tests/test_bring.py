@@ -380,11 +380,25 @@ def test_a_merge_goes_out_as_a_model_of_its_architecture(home: Home) -> None:
     [
         ((), "--from is missing: name a folder, a GGUF file, or hub:OWNER/NAME"),
         (("--from=/nowhere",), "--from=/nowhere is neither a folder nor a file; a model of the hub is hub:OWNER/NAME"),
+        (("--from=/nowhere", "--context=1"), "--context has to be 16 or more, not 1"),
     ],
 )
 def test_a_place_has_to_be_named(home: Home, flags: tuple[str, ...], sentence: str) -> None:
     assert home.run("tracks.bases.bring", *flags, "--tag=none").refused() == sentence
     assert not (home.base / "chat_sft" / "none").exists()
+
+
+def test_half_a_character_leaves_no_run(home: Home) -> None:
+    said = home.bring("qwen3", "--tag=half", '--template-values={"x": "\\ud800"}').refused()
+    assert said.endswith("--template-values has half a character, which is no text: write the whole one")
+    assert not list(home.base.glob("*/half*"))
+
+
+def test_the_shortest_context(home: Home) -> None:
+    """Question and answer fit into it."""
+    home.bring("qwen3", "--tag=shortest", "--context=16").done()
+    said = home.run("scripts.chat_cli", "--tag=shortest", "--prompt=x", "--max-new-tokens=1").done()
+    assert said
 
 
 def test_a_damaged_weight_leaves_no_run(home: Home, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import transformers
 from nanochat.errors import UserError
 from nanochat.models import new_model
 from tracks.bases.families import FAMILIES, names_of, read_config
-from tracks.bases.tests.public_models import CASES, COMMON
+from tracks.bases.tests.public_models import CASES, COMMON, LLAMA3
 
 
 def settings_of(case: str, **changes: Any) -> dict[str, Any]:
@@ -75,6 +75,12 @@ def test_a_shorter_context() -> None:
         ("llama", {"hidden_act": "relu"}, "its activation is relu"),
         ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "scaled by yarn"),
         ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 4.0}}, "without low_freq_factor"),
+        (
+            "llama",
+            {"rope_parameters": {**LLAMA3, "low_freq_factor": 4.0}},
+            "low_freq_factor=4.0 and high_freq_factor=4.0 for rotary positions: the first has to be smaller",
+        ),
+        ("llama", {"rope_parameters": {**LLAMA3, "low_freq_factor": 5}}, "low_freq_factor=5 and high_freq_factor=4.0"),
         ("llama", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "only a part of each head"),
         ("llama", {"quantization_config": {"quant_method": "gptq"}}, "its config has quantization_config"),
         ("gemma3", {"attn_logit_softcapping": 50.0}, "its config has attn_logit_softcapping=50.0"),

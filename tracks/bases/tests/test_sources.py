@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 
 from nanochat.errors import UserError
 from nanochat.paths import read_sha256
-from tracks.bases.sources import Wanted, open_source, weights_of
+from tracks.bases.sources import Wanted, has_too_few, open_source, weights_of
 from tracks.bases.templates import CHATML as OURS
-from tracks.bases.tests.public_models import CHATML, VOCABULARY, model_of, save_folder, save_gguf
+from tracks.bases.tests.public_models import CHATML, VOCABULARY, model_of, save_folder, save_gguf, tokenizer_for
 from tracks.bases.tokenizer import PublicTokenizer
 
 Damage = Callable[[Path], object]
@@ -69,6 +69,7 @@ def test_a_model_in_several_files(saved: Path, tmp_path: Path) -> None:
         ("---\nlicense: {a: b}\n---\n", ""),
         ("---\nlicense: [\n---\n", ""),
         ("---\na: 2026-99-99\nlicense: mit\n---\n", ""),
+        ('---\nlicense: "\\ud800"\n---\n', ""),  # half a character
         ("---\nlicense: " + 2000 * "[" + "\n---\n", ""),
     ],
 )
@@ -125,6 +126,20 @@ def replace_tensor(folder: Path, name: str, value: torch.Tensor | None, new: str
     save_file(tensors | ({new or name: value} if value is not None else {}), file)
 
 
+def change_model(folder: Path, **values: object) -> None:
+    """Give the tokenizer of a folder another kind of model, or change values of its own."""
+    file = folder / "tokenizer.json"
+    own = json.loads(file.read_text(encoding="utf-8"))["model"]
+    change(file, model=values if "type" in values else own | values)
+
+
+def add_token(folder: Path, id: int) -> None:
+    """Give a token that is never found the id."""
+    vocabulary = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    change_model(folder, vocab=vocabulary | {"qqqq": id})
+
+
+PIECES = {"max_input_chars_per_word": 100, "continuing_subword_prefix": "##"}
 DAMAGES: dict[str, tuple[Damage, str]] = {
     "an adapter": (
         lambda folder: (folder / "config.json").rename(folder / "adapter_config.json"),
@@ -229,6 +244,48 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         lambda folder: (folder / "chat_template.jinja").write_text("{% for %}"),
         "its chat template cannot be read",
     ),
+    "template with half a character": (
+        lambda folder: (folder / "chat_template.jinja").write_text("{{ '\\ud800' }}" + CHATML),
+        "the chat template writes half a character",
+    ),
+    "settings with half a character": (
+        lambda folder: change(folder / "tokenizer_config.json", eos_token="\ud800"),
+        r"tokenizer_config\.json is damaged: it has half a character",
+    ),
+    "words without one for others": (
+        lambda folder: change_model(folder, type="WordLevel", vocab={"a": 0}, unk_token="<none>"),
+        r"its tokenizer\.json cannot read a text: WordLevel error: Missing \[UNK\] token",
+    ),
+    "parts of words without one for others": (
+        lambda folder: change_model(folder, type="WordPiece", vocab={"a": 0}, unk_token="<none>", **PIECES),
+        r"its tokenizer\.json cannot read a text: WordPiece error: Missing \[UNK\] token",
+    ),
+    "pairs without one for others": (
+        lambda folder: change_model(folder, vocab={"a": 0}, merges=[], unk_token="<none>"),
+        r"its tokenizer\.json cannot read a text: Unk token `<none>` not found",
+    ),
+    "pieces without one for others": (
+        lambda folder: change_model(folder, type="Unigram", vocab=[["a", 0.0]], unk_id=None),
+        r"its tokenizer\.json cannot read a text: .*`unk_id` is missing",
+    ),
+    "an empty vocabulary": (
+        lambda folder: change_model(folder, vocab={}, merges=[]),
+        r"its tokenizer\.json makes no tokens of a text",
+    ),
+    "texts that are emptied": (
+        lambda folder: change(
+            folder / "tokenizer.json", normalizer={"type": "Replace", "pattern": {"Regex": "."}, "content": ""}
+        ),
+        r"its tokenizer\.json makes no tokens of a text",
+    ),
+    "an id that would fill memory": (
+        lambda folder: add_token(folder, 200_000_000),
+        "its token qqqq has the id 200,000,000, and its embedding 700 rows",
+    ),
+    "an id behind the embedding": (
+        lambda folder: add_token(folder, VOCABULARY),
+        "its token qqqq has the id 700, and its embedding 700 rows",
+    ),
 }
 
 
@@ -290,6 +347,49 @@ def test_a_vocabulary_larger_than_the_embedding(tmp_path: Path) -> None:
     change(tmp_path / "config.json", vocab_size=300)
     with pytest.raises(UserError, match=r"its vocabulary has \d+ tokens, and its embedding 300"):
         open_source(str(tmp_path))
+
+
+def test_a_vocabulary_of_another_model(tmp_path: Path) -> None:
+    """Of fewer tokens than an embedding may have rows to spare."""
+    least = len(tokenizer_for("llama").get_vocab())
+    for rows, named in ((least + 1024, ""), (least + 1025, f"{least + 1025:,}")):
+        folder = tmp_path / str(rows)
+        save_folder("llama", folder, vocab_size=rows)
+        if not named:
+            open_source(str(folder))
+            continue
+        with pytest.raises(UserError, match=f"its vocabulary has {least} tokens, and its embedding {named} rows: take"):
+            open_source(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "too_few"),
+    [
+        (49_152, 49_152, False),  # SmolLM2
+        (151_665, 151_936, False),  # Qwen2.5, small ones
+        (151_665, 152_064, False),  # and large ones
+        (262_144, 262_144, False),  # Gemma 3
+        (128_256, 128_256, False),  # Llama 3
+        (50_257, 51_200, False),
+        (49_152, 128_256, True),  # SmolLM2's for Llama 3
+        (128_256, 151_936, True),  # Llama 3's for Qwen2.5
+        (32_000, 49_152, True),  # Llama 2's for SmolLM2
+        (151_665, 262_144, True),  # Qwen2.5's for Gemma 3
+    ],
+)
+def test_how_many_rows_may_be_without_a_token(tokens: int, rows: int, too_few: bool) -> None:
+    assert has_too_few(tokens, rows) == too_few
+
+
+def test_a_text_that_no_token_is_for(tmp_path: Path) -> None:
+    """A vocabulary of digits alone: what its template writes behind an answer is not found, its eos_token ends one."""
+    save_folder("llama", tmp_path)
+    digits = {str(digit): digit + 20 for digit in range(10)}
+    change_model(tmp_path, vocab=digits, merges=[])
+    definition = open_source(str(tmp_path)).definition
+    tokenizer = PublicTokenizer(definition)
+    assert (tokenizer.encode("I."), tokenizer.encode("12")) == ([], [21, 22])
+    assert definition.ends[0] == 2
 
 
 def test_added_tokens_beyond_the_embedding_are_left_out(tmp_path: Path) -> None:

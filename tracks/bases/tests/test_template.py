@@ -497,6 +497,17 @@ def test_tools_are_a_list_of_objects(tools: Any) -> None:
         render_prompt({"messages": [{"role": "user", "content": "Hi"}], "tools": tools}, public("llama"))
 
 
+@pytest.mark.parametrize("half", ["\ud83d", "\ud83d\ude00", "<|im_end|>\udc00"])
+def test_half_a_character_is_refused(half: str) -> None:
+    """Files of JSON may have one, as may a template."""
+    said = {"role": "user", "content": half}
+    for messages in ([said], [said, {"role": "assistant", "content": "I."}]):
+        with pytest.raises(TemplateError, match="writes half a character"):
+            render_conversation({"messages": messages}, public("llama"))
+    with pytest.raises(TemplateError, match="writes half a character"):
+        render_prompt({"messages": [{"role": "user", "content": "Who?"}]}, public("llama", template=half + CHATML))
+
+
 def test_marks_in_a_message_are_dropped() -> None:
     """They would say that the question is learned."""
     ours = public("llama")

@@ -52,13 +52,24 @@ def test_values_are_set_first() -> None:
     """As if they were arguments of `transformers`."""
     turns = "{% for message in messages %}{{ b }}{{ message.content }}{% endfor %}<|im_end|>"
     body = "  {% if a %}y{% endif %}\n\n{{ a | tojson }}{{ enable_thinking }}" + turns
-    values: Any = {"a": {"k": [1, None, "<é\n\"'"]}, "b": 'x"\\y', "enable_thinking": False, "c": None}
+    values: Any = {"a": {"k": [1, None, "<é\n\"'"], "é🦊": "🦊"}, "b": 'x"\\y', "enable_thinking": False, "c": None}
     ours = public("llama", template=with_values(body, json.dumps(values)), ends=(2, 6))
     ids, _ = render_conversation({"messages": MESSAGES}, ours)
     assert ours.decode(ids) == theirs_with(body).apply_chat_template(MESSAGES, tokenize=False, **values)
-    for wrong in ("x", "[1]", '{"a b": 1}', '{"a": 1', '{"a": NaN}', "[" * 100_000):
+    for wrong in (
+        "x",
+        "[1]",
+        '{"a b": 1}',
+        '{"a": 1',
+        '{"a": NaN}',
+        "[" * 100_000,
+        '{"a": ' + 900 * "[" + 900 * "]" + "}",
+    ):
         with pytest.raises(UserError, match="is no JSON object whose keys are names"):
             with_values(body, wrong)
+    for half in ('{"a": "\\ud800"}', '{"a": [{"\\udc00": 1}]}', '{"a": "\udc80"}'):
+        with pytest.raises(UserError, match="half a character, which is no text: write the whole one"):
+            with_values(body, half)
     with pytest.raises(UserError, match="messages is what the template is rendered with"):
         with_values(body, '{"a": 1, "messages": []}')
     with pytest.raises(UserError, match="this model has none"):

@@ -1,5 +1,6 @@
 """Tokenizers of public models: ids and texts beside `transformers`, and what our code asks of a tokenizer."""
 
+import json
 import random
 from pathlib import Path
 
@@ -80,6 +81,17 @@ def test_half_a_character() -> None:
     ours = public("llama")
     assert ours.decode(ours.encode("a\ud83d b")) == "a\ufffd b"
     assert ours.core.token_bytes(10**6) == b""  # an embedding may have more rows than there are tokens
+
+
+def test_a_piece_that_only_looks_like_a_byte() -> None:
+    """It is text, as the library reads it."""
+    state = json.loads(tokenizer_for("gemma3").to_str())
+    pieces = ["<0xZZ>", "<0x  >", "<0xé>", "<0x4🦊>", "<0x4a>"]
+    state["model"]["vocab"] |= {piece: 680 + number for number, piece in enumerate(pieces)}
+    ours = PublicCore(json.dumps(state))
+    for number, piece in enumerate(pieces):
+        expected = "J" if piece == "<0x4a>" else piece
+        assert ours.decode([680 + number]) == ours.backend.decode([680 + number]) == expected
 
 
 def test_where_a_text_begins() -> None:
