@@ -29,6 +29,7 @@ CONDITIONS = (
     "depth",
     "num_iterations",
     "num_epochs",
+    "target_supervised_tokens",
     "target_seconds",
     "target_flops",
     "target_param_data_ratio",

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 WINDOW = 512  # conversations
 # In finished windows; padding and slots in tokens.
 COUNTS = ("conversations", "shortened", "left out", "refused", "padding", "slots")
-REFUSED = 0.01  # largest share of the conversations that a chat template may refuse
 SUPERVISED = "supervised"  # tokens with a loss, in all rows so far; positions of older runs do not have it
+REFUSED = 0.01  # largest share of the conversations that a chat template may refuse
 IN_A_WINDOW = 50  # of WINDOW: most of them that it may refuse, so that a mixture it cannot write ends the run early
 
 Rendered = tuple[list[int], list[int]]  # ids and loss mask
@@ -83,6 +83,12 @@ class ChatLoader(Loader[Conversations]):
                 if place["row"] == len(rows):
                     place |= {**counts, "row": 0, "window": place["window"] + 1}
                     if place["window"] * WINDOW >= len(self.data):
+                        if self.supervised_tokens and not place[SUPERVISED]:
+                            raise UserError(
+                                f"no conversation of the mixture has a token to learn that fits into {self.seq_len}"
+                                " tokens, and --target-supervised-tokens would never be reached: use a longer"
+                                " --max-seq-len"
+                            )
                         place |= {"window": 0, "epoch": place["epoch"] + 1}
                 # Every rank packs all rows, which is cheap, and keeps one.
                 together.append(rows[number])
@@ -184,11 +190,6 @@ class ChatLoader(Loader[Conversations]):
 
     def load_state_dict(self, state: Record) -> None:
         """Continue at the position of a loader with the same setting; ranks and batch size may differ."""
-        if self.supervised_tokens and SUPERVISED not in state["place"]:
-            raise UserError(
-                "--target-supervised-tokens needs a run that counts them, and this one began before there was the flag:"
-                " use --num-iterations"
-            )
         self.close()
         self._place = state["place"]
 

@@ -77,16 +77,16 @@ def print_chat_plan(
         parent, config, rows = _begin(config, open_rows)
         batch = given(config.total_batch_size)
         notes = _notes(config, parent, rows)
-        passed = None  # tokens in one pass
-        if rows.count is not None:
-            passed = rows.count * rows.tokens
-        elif not config.mixture:
-            passed = usual_tokens
-            notes.append(f"Tokens: about {usual_tokens / 1e6:,.0f} M in a pass, assumed: those of the public data sets")
-        steps = None if passed is None else int(config.epochs * passed / batch)
+        steps = None
         if config.target_supervised_tokens != -1:
             share = 1.0 if supervise == "all" else rows.answered
-            steps = math.ceil(config.target_supervised_tokens / share / batch) if share else None
+            if share:
+                steps = math.ceil(config.target_supervised_tokens / share / batch)
+        elif rows.count is not None:
+            steps = int(config.epochs * rows.count * rows.tokens / batch)
+        elif not config.mixture:
+            steps = int(config.epochs * usual_tokens / batch)
+            notes.append(f"Tokens: about {usual_tokens / 1e6:,.0f} M in a pass, assumed: those of the public data sets")
         ranks, accelerator = planned_hardware(config.on)
         tokens = config.eval_tokens if config.eval_tokens > 0 else VALIDATION_BYTES[device_of(accelerator)] // 4
         scored = kinds(parent.manifest["tokenizer"]["tag"])
@@ -190,7 +190,11 @@ def _plan(config: FineTuneSettings, parent: Checkpoint, batch: int, steps: int |
     if config.num_iterations != -1:
         steps = config.num_iterations
     seconds = None if config.target_seconds == -1 else config.target_seconds
-    until = "not known, --num-iterations gives them" if steps is None else f"about {max(steps, 1):,}"
+    until = (
+        "not known: the data cannot be counted here, and --num-iterations is not given"
+        if steps is None
+        else f"about {max(steps, 1):,}"
+    )
     if seconds is not None:
         steps = None
         until = f"as many as {seconds:g} seconds allow"

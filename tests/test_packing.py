@@ -118,15 +118,15 @@ def test_a_run_may_end_after_so_many_tokens_with_a_loss(tokenizer, monkeypatch, 
             loader.load_state_dict(loader.state_dict())
             next(loader)
             assert (loader.epoch, loader.describe()["supervised"]) == (epoch, sum(counted))
-    # A position of a run that did not count them.
+    # A position of a run that did not count them yet, with another horizon.
     del state["place"]["supervised"]
-    counting = ChatLoader(chats(30), tokenizer, 2, 128, **setting)
-    with counting as loader, pytest.raises(UserError, match="this one began before there was the flag"):
-        loader.load_state_dict(state)
     with ChatLoader(chats(30), tokenizer, 2, 128, **setting | {"supervised_tokens": 0}) as loader:
         loader.load_state_dict(state)
         next(loader)
         assert (loader.progress > epoch, "supervised" in loader.describe()) == (True, False)
+    # It would never end.
+    with ChatLoader(chats(30), tokenizer, 2, 3, **setting) as loader, pytest.raises(UserError, match="into 3 tokens"):
+        rows_of(loader, 100)
 
 
 def test_long_conversations_lose_whole_turns_or_are_left_out_and_counted(tokenizer, monkeypatch) -> None:

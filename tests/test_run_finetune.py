@@ -93,7 +93,9 @@ def test_the_learning_rate_falls_to_nothing_at_the_end_of_an_epoch(base) -> None
 
 def test_a_run_ends_after_so_many_tokens_with_a_loss(base) -> None:
     flags = ("--num-iterations=-1", "--warmdown-ratio=1", "--eval-every=-1", "--eval-metrics-every=-1")
-    base.tune("tokens", *flags, "--target-supervised-tokens=500").done()
+    flags += ("--target-supervised-tokens=500",)
+    base.tune("tokens", *flags, before=SignalAfter(2, signal.SIGTERM)).done()
+    base.tune("tokens", *flags).done()
     metrics = base.outcome("tokens")["metrics"]
     steps, found = metrics["Number of iterations"], metrics["Supervised tokens"]
     assert 500 <= found < 500 * steps / (steps - 1)
@@ -101,6 +103,10 @@ def test_a_run_ends_after_so_many_tokens_with_a_loss(base) -> None:
     assert len(rates) == steps > 2
     assert rates[0] == 1
     assert all(a - b == pytest.approx(1 / steps, abs=0.1) for a, b in pairwise(rates))
+    # Longer, by steps, and it goes on counting.
+    base.tune("tokens", *flags[1:-1], f"--num-iterations={steps + 2}").done()
+    metrics = base.outcome("tokens")["metrics"]
+    assert (metrics["Number of iterations"], metrics["Supervised tokens"] > found) == (steps + 2, True)
 
 
 def test_the_record(base, straight) -> None:

@@ -146,7 +146,11 @@ def test_the_manifest_of_the_parent_is_enough(plan, manifest_alone) -> None:
     assert f"Steps: about {GSM8K_PROMPTS // 16}\n" in said
     # Nothing is known of other data.
     said = plan("chat_sft", "--source=base", "--mixture=gsm8k", "--on=H100", *LONG)
-    assert "\nSteps: not known, --num-iterations gives them\n" in said
+    unknown = "\nSteps: not known: the data cannot be counted here, and --num-iterations is not given\n"
+    assert unknown in said
+    said = plan("chat_sft", "--source=base", "--target-supervised-tokens=9000", "--on=H100", *LONG)
+    assert unknown in said
+    assert "\nTokens: " not in said
     assert "\ntime n/a on 1xH100, " in said
     with pytest.raises(ValueError, match=r"^gsm9k is not a task, choose from "):
         plan("chat_rl", "--source=base", "--task=gsm9k")

@@ -146,7 +146,7 @@ class Spec(BaseModel):
     more_seeds: list[int] = []  # of mixes that are not distinguishable from the reference after the others
     confirm_seeds: list[int] = []  # of mixes that are to be kept: they count for nothing but the confirmation
     replicas: dict[str, list[str]] = {}  # base -> tags of further trainings of it, with other seeds
-    budget: dict[Budget, int] = Field(min_length=1, max_length=1)  # of each run
+    budget: dict[Budget, PositiveInt] = Field(min_length=1, max_length=1)  # of each run
     flags: str = ""  # of the stage, as on its command line
     text: str = ""  # of base_train, as in --data: bits per byte are those of its validation part
     repeats: PositiveInt = 1
@@ -617,20 +617,24 @@ def _core_evaluation(spec: Spec, parent: str, source: str, tag: str, out_tag: st
 # ---- the plan ----
 
 
-def expectations(spec: Spec, questions: Mapping[str, int], planned: Callable[[Sequence[Run]], float]) -> list[str]:
+def expectations(
+    spec: Spec, questions: Mapping[str, int], planned: Callable[[Sequence[Run]], float | None]
+) -> list[str]:
     """Return the plan in words.
 
     questions: number of each development benchmark. planned: the seconds that runs train, as `planned_training`.
     """
-    outcomes = {run: [step.outcome for step in run_steps(spec, run)] for run in spec.runs}
-    finished = [run for run, paths in outcomes.items() if all(path.exists() for path in paths)]
+    paths = {run: [step.outcome for step in run_steps(spec, run)] for run in spec.runs}
+    finished = [run for run in spec.runs if all(path.exists() for path in paths[run])]
     waiting = [run for run in spec.runs if run not in finished]
     if finished:
-        done = [[Outcome.load(path) for path in outcomes[run]] for run in finished]
+        done = [[Outcome.load(path) for path in paths[run]] for run in finished]
         training = sum(trained.seconds for trained, *_ in done)
         evaluation = sum(scored.seconds for _, *scores in done for scored in scores) / len(finished)
-        # The others train as much longer or shorter than these as is planned.
-        seconds = training * planned(waiting) / planned(finished) + evaluation * len(waiting)
+        # The others train as much longer or shorter than these as is planned, if a plan knows.
+        here, there = planned(finished), planned(waiting)
+        ratio = there / here if here and there is not None else len(waiting) / len(finished)
+        seconds = training * ratio + evaluation * len(waiting)
         total = training + evaluation * len(finished)
         of_one = (total + seconds) / len(spec.runs)
         spent = cost([outcome for outcomes in done for outcome in outcomes])
@@ -639,12 +643,13 @@ def expectations(spec: Spec, questions: Mapping[str, int], planned: Callable[[Se
     else:
         training = planned(spec.runs)
         evaluation = _seconds_of_evaluation(spec)
-        left = f"about {duration(training)} of training, one run after the other, as --dry-run estimates; "
+        known = "an unknown time" if training is None else f"about {duration(training)}"
+        left = f"{known} of training, one run after the other, as --dry-run estimates; "
         if evaluation is None:
             left += "evaluations are not included"
         else:
             left += f"and about {duration(len(spec.runs) * evaluation)} of evaluations, as those of the bases took"
-        of_one = training / len(spec.runs) + (evaluation or 0.0)
+        of_one = None if training is None else training / len(spec.runs) + (evaluation or 0.0)
     size = disk_needed(spec, [*spec.runs, *spec.more_runs, *spec.confirming_runs, *spec.merged_runs])
     lines = [
         f"{len(finished)} of {len(spec.runs)} runs are finished",
@@ -653,11 +658,11 @@ def expectations(spec: Spec, questions: Mapping[str, int], planned: Callable[[Se
     ]
     if spec.more_seeds:
         count = len(spec.more_runs)
-        most = f"at most about {duration(count * of_one)}"
+        most = _at_most(count, of_one)
         lines.append(f"up to {count} more runs follow, for mixes that are not distinguishable by then: {most}")
     if spec.confirm_seeds:
         count = len(spec.confirming_runs)
-        most = f"at most about {duration(count * of_one)}"
+        most = _at_most(count, of_one)
         lines.append(f"up to {count} more confirm mixes that are to be kept, on seeds of their own: {most}")
     if spec.merges:
         lines.append(f"{len(spec.merged_runs)} merges follow, whose time is not included")
@@ -684,6 +689,11 @@ def expectations(spec: Spec, questions: Mapping[str, int], planned: Callable[[Se
     return [*lines, f"({significance.ASSUMED})"]
 
 
+def _at_most(runs: int, seconds: float | None) -> str:
+    """Return the time of some runs in words. seconds: of one, None if it is not known."""
+    return "their time is not known" if seconds is None else f"at most about {duration(runs * seconds)}"
+
+
 def _seconds_of_evaluation(spec: Spec) -> float | None:
     """Return the mean seconds of the bases' evaluations, which ask what a run's asks; None before they have ended."""
     if spec.is_pretraining:
@@ -695,17 +705,17 @@ def _seconds_of_evaluation(spec: Spec) -> float | None:
     return fmean(seconds) if seconds else None
 
 
-def planned_training(spec: Spec, runs: Sequence[Run]) -> float:
-    """Return the seconds that some runs will train, as the script itself plans them.
+def planned_training(spec: Spec, runs: Sequence[Run]) -> float | None:
+    """Return the seconds that some runs will train, as the script itself plans them; None if it does not know.
 
     Arms with as many steps are alike, so one of a base is planned; base models differ in size and data, and mixes in
     the steps for as many supervised tokens.
     """
     by_mix = spec.is_pretraining or "supervised" in spec.budget
-    kinds = Counter((run.base, run.mix if by_mix else next(iter(spec.mixes))) for run in runs)
-    return sum(
-        count * plan_of(spec, Run(base, mix, 1.0, 0))["estimate"]["seconds"] for (base, mix), count in kinds.items()
-    )
+    first = next(iter(spec.mixes))
+    planned = [plan_of(spec, run if by_mix else replace(run, mix=first)) for run in runs]
+    seconds = [plan["estimate"]["seconds"] for plan in planned]
+    return None if None in seconds else sum(seconds)
 
 
 def plan_of(spec: Spec, run: Run) -> Record:

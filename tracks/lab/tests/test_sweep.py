@@ -21,6 +21,7 @@ from tracks.lab.run import Config
 from tracks.lab.sweep import (
     CHAT_STAGES,
     Run,
+    Spec,
     add_look,
     base_chains,
     chains_of,
@@ -28,6 +29,7 @@ from tracks.lab.sweep import (
     expectations,
     looks,
     mistakes,
+    planned_training,
     read_spec,
     run_steps,
     set_by_lab,
@@ -328,6 +330,28 @@ def test_the_plan(base) -> None:
     # Four of the 15 runs train three times as long, and are evaluated in the same time.
     longer = expectations(spec, {}, lambda runs: sum(3.0 if run.mix == "bad" else 1.0 for run in runs))
     assert longer[1].startswith("about 30h30m left, one run after the other, $")
+    assert expectations(spec, {}, lambda runs: None)[1] == after[1]  # no speed is known: all runs count alike
+    (base / "chat_eval_sft" / spec.tag_of(spec.runs[0]) / "outcome.json").unlink()
+    unknown = expectations(spec.model_copy(update={"more_seeds": [3]}), {}, lambda runs: None)
+    assert unknown[1].startswith("an unknown time of training, one run after the other, as --dry-run estimates; and ")
+    assert unknown[3].endswith("not distinguishable by then: their time is not known")
+
+
+@pytest.mark.parametrize(("budget", "seconds"), [("num_iterations = 9", 2 + 20), ("supervised = 20000", 5 + 50)])
+def test_mixes_are_planned_one_by_one_where_their_steps_differ(
+    budget: str, seconds: float, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = read_lab(base, {"num_iterations = 1000": budget})
+    runs = [run for run in spec.runs if run.mix in ("plain", "bad") and run.seed == 1]
+
+    def plan_of(spec: Spec, run: Run) -> Record:
+        return {"estimate": {"seconds": {"one": 1, "two": 10}[run.base] * {"plain": 1, "bad": 4}[run.mix]}}
+
+    monkeypatch.setattr(sweep, "plan_of", plan_of)
+    assert planned_training(spec, runs) == seconds
+    assert planned_training(spec, []) == 0
+    monkeypatch.setattr(sweep, "plan_of", lambda spec, run: {"estimate": {"seconds": None}})
+    assert planned_training(spec, runs) is None
     assert expectations(read_lab(base, {"[1, 2]": "[1]"}), {"A": 9}, len)[-2].endswith("none, it needs two seeds")
 
 
