@@ -277,7 +277,7 @@ def chat_metrics(state: "State", source: ChatLoader) -> Metrics:
         **validation_metrics(state, "bpb", "Final validation bpb"),
         **kept_figures(state, "last", "chat/"),
         "Epochs": measured(source.epoch, spec=".2f"),
-        **({"Supervised tokens": counts[SUPERVISED]} if SUPERVISED in counts else {}),
+        **({"Supervised tokens": counts[SUPERVISED]} if source.supervised_tokens else {}),
         "Conversations read": counts["conversations"],
         "Shortened, being too long": counts["shortened"],
         "Left out, being too long": counts["left out"],

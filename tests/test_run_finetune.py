@@ -103,10 +103,10 @@ def test_a_run_ends_after_so_many_tokens_with_a_loss(base) -> None:
     assert len(rates) == steps > 2
     assert rates[0] == 1
     assert all(a - b == pytest.approx(1 / steps, abs=0.1) for a, b in pairwise(rates))
-    # Longer, by steps, and it goes on counting.
+    # Longer, by steps.
     base.tune("tokens", *flags[1:-1], f"--num-iterations={steps + 2}").done()
     metrics = base.outcome("tokens")["metrics"]
-    assert (metrics["Number of iterations"], metrics["Supervised tokens"] > found) == (steps + 2, True)
+    assert (metrics["Number of iterations"], "Supervised tokens" in metrics) == (steps + 2, False)
 
 
 def test_the_record(base, straight) -> None:
