@@ -46,7 +46,7 @@ class ChatLoader(Loader[Conversations]):
     """Batches of conversations; a target of -1 has no loss.
 
     supervise: learn the tokens the "assistant" writes, or "all" tokens. Input and target always belong to the same
-    conversation. epochs: progress reaches 1 after so many; or, if it is not 0, after so many tokens with a loss.
+    conversation. Progress reaches 1 after `epochs`, or after `supervised_tokens` with a loss if that is not 0.
     """
 
     supervise: str = "assistant"

@@ -56,8 +56,8 @@ VALIDATION_BYTES = {"cpu": 500_000, "gpu": 20_000_000}
 CPU_INFO = Path("/proc/cpuinfo")  # Linux only
 UNKNOWN = Accelerator("unknown")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's numbers for mallopt
-# Bytes of a tensor whose memory is kept for the next one: a loss's for 65,536 words, 134 MB, but not those for 262,144,
-# which leave gaps in the heap that no tensor fits into.
+# Bytes of a tensor whose memory is kept for the next one. A chunk of logits over a vocabulary of 65,536 has 134 MB;
+# tensors of a vocabulary of 262,144, if kept, fragment the heap until memory runs out.
 LARGEST_KEPT = 160 << 20
 
 
@@ -280,8 +280,7 @@ def keep_freed_memory() -> None:
     """Let glibc keep the memory of freed tensors for the next ones, as a GPU's allocator does.
 
     Otherwise each tensor above 32 MB gets new pages from the kernel, and clearing them takes as long as filling them.
-    The largest still do (LARGEST_KEPT).
-    glibc before 2.35 keeps no more than 32 MB at once, and is left as it is.
+    Those above LARGEST_KEPT still do. glibc before 2.35 keeps no more than 32 MB at once, and is left as it is.
     """
     with suppress(AttributeError):  # another library
         libc = ctypes.CDLL(None)

@@ -416,7 +416,7 @@ class ChatTuneSettings(TaskScoreSettings):
     )
     # What makes runs on different mixtures alike: a prompt may be much longer than its answer.
     target_supervised_tokens: Count = option(
-        -1, "tokens with a loss: those of the assistant, in midtraining all", group="horizon"
+        -1, "number of tokens with a loss: the assistant's, in midtraining all", group="horizon"
     )
     eval_every = 200
     # Rows from the mixture's validation split, the same for any number of ranks.

@@ -643,8 +643,9 @@ def expectations(
     else:
         training = planned(spec.runs)
         evaluation = _seconds_of_evaluation(spec)
-        known = "an unknown time" if training is None else f"about {duration(training)}"
-        left = f"{known} of training, one run after the other, as --dry-run estimates; "
+        left = "the time of training is not known; "
+        if training is not None:
+            left = f"about {duration(training)} of training, one run after the other, as --dry-run estimates; "
         if evaluation is None:
             left += "evaluations are not included"
         else:

@@ -333,8 +333,9 @@ def test_the_plan(base) -> None:
     assert expectations(spec, {}, lambda runs: None)[1] == after[1]  # no speed is known: all runs count alike
     (base / "chat_eval_sft" / spec.tag_of(spec.runs[0]) / "outcome.json").unlink()
     unknown = expectations(spec.model_copy(update={"more_seeds": [3]}), {}, lambda runs: None)
-    assert unknown[1].startswith("an unknown time of training, one run after the other, as --dry-run estimates; and ")
+    assert unknown[1].startswith("the time of training is not known; and about ")
     assert unknown[3].endswith("not distinguishable by then: their time is not known")
+    assert expectations(read_lab(base, {"[1, 2]": "[1]"}), {"A": 9}, len)[-2].endswith("none, it needs two seeds")
 
 
 @pytest.mark.parametrize(("budget", "seconds"), [("num_iterations = 9", 2 + 20), ("supervised = 20000", 5 + 50)])
@@ -352,7 +353,6 @@ def test_mixes_are_planned_one_by_one_where_their_steps_differ(
     assert planned_training(spec, []) == 0
     monkeypatch.setattr(sweep, "plan_of", lambda spec, run: {"estimate": {"seconds": None}})
     assert planned_training(spec, runs) is None
-    assert expectations(read_lab(base, {"[1, 2]": "[1]"}), {"A": 9}, len)[-2].endswith("none, it needs two seeds")
 
 
 def test_checkpoints_need_room(base) -> None:
