@@ -45,22 +45,31 @@ def sharing_cores() -> Iterator[None]:
 
 
 def _watch(ended: threading.Event) -> None:
-    """Add the pools when the machine gets busy, and end them when it is quiet again."""
+    """Add the pools when the machine gets busy, and end them when it is quiet again.
+
+    All have ended when this returns: a thread that computes while Python ends would abort the process.
+    """
     load = Load()
     threads = torch.get_num_threads()
     spare = max(len(own_cores()) - threads, 0)
     pools = spare // (threads - 1) + 1  # each adds all its threads but the one that computes
     free = threading.Event()  # ends the pools' threads
+    holders: list[threading.Thread] = []
     is_busy = False
     while not ended.wait(SECONDS):
         was_busy, is_busy = is_busy, load.others() > spare + LITTLE
         if is_busy and not was_busy:
             free = threading.Event()
-            for _ in range(pools):
-                threading.Thread(target=_hold_pool, args=(free,), daemon=True).start()
+            holders = [threading.Thread(target=_hold_pool, args=(free,), daemon=True) for _ in range(pools)]
+            for holder in holders:
+                holder.start()
         elif was_busy and not is_busy:
             free.set()
+            for holder in holders:
+                holder.join()
     free.set()
+    for holder in holders:
+        holder.join()
 
 
 def _hold_pool(free: threading.Event) -> None:

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the pools are t
 LONGEST = 60.0  # seconds for what takes one
 
 BEGINNING = f"""
-import os, subprocess, sys, time
+import os, subprocess, sys, threading, time
 import torch
 from nanochat import waiting
 
@@ -92,6 +92,18 @@ for count in (1, 2):
         os.environ.pop(name, None)
 """
 
+# The block ends while the pools compute, and the process with it.
+ENDED_EARLY = """
+waiting.Load.others = lambda self: float(cores)
+waiting.SECONDS, waiting.PARALLEL = 0.01, 1 << 26
+torch.set_num_threads(max(cores, 2))
+with waiting.sharing_cores():
+    end = time.monotonic() + 60
+    while time.monotonic() < end and threading.active_count() < 3:
+        time.sleep(0.001)
+print(threading.active_count())
+"""
+
 # Threads, cores, what others take, and the threads that this adds.
 CASES = [
     "2 2 1.0 2",  # one that holds a pool, and one more in the pool
@@ -116,6 +128,10 @@ def test_pools_come_and_go_and_results_stay() -> None:
 
 def test_real_processes_make_a_machine_busy() -> None:
     assert run(REAL) == ["True"]
+
+
+def test_a_process_may_end_while_pools_compute() -> None:
+    assert run(ENDED_EARLY) == ["1"]
 
 
 def test_nobody_watches_where_nothing_is_to_choose() -> None:
