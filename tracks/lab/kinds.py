@@ -219,7 +219,7 @@ def flag_mistakes(spec: sweep.Spec) -> list[str]:
 
 def waiting_runs(spec: sweep.Spec, runs: Sequence[sweep.Run]) -> list[sweep.Run]:
     """Return the runs that are not trained: of a lab that resumes, the first ones have no checkpoint to come."""
-    return [run for run in runs if not sweep.run_steps(spec, run)[0].outcome.exists()]
+    return [run for run in runs if not sweep.has_result(spec, sweep.run_steps(spec, run)[0])]
 
 
 def check_disk(spec: sweep.Spec, runs: Sequence[sweep.Run]) -> None:

@@ -29,7 +29,7 @@ from nanochat import registry
 from nanochat.config import check_names, flag_of
 from nanochat.data.corpus import absolute_data
 from nanochat.errors import UserError
-from nanochat.jobs.runner import TORCHRUN, Chain, Step
+from nanochat.jobs.runner import TORCHRUN, Chain, Step, difference, saved_record
 from nanochat.jobs.scales import flag_words, read_flags
 from nanochat.jobs.series import check_flags
 from nanochat.log import Record, duration
@@ -617,6 +617,12 @@ def _core_evaluation(spec: Spec, parent: str, source: str, tag: str, out_tag: st
 # ---- the plan ----
 
 
+def has_result(spec: Spec, step: Step) -> bool:
+    """Return True if a step of the lab has an outcome of its command as it is now; the lab repeats the others."""
+    record = saved_record(stage_dir("lab", spec.name) / f"{step.name}.json")
+    return step.outcome.exists() and not (record and difference(record, step, {}))
+
+
 def expectations(
     spec: Spec, questions: Mapping[str, int], planned: Callable[[Sequence[Run]], float | None]
 ) -> list[str]:
@@ -624,11 +630,11 @@ def expectations(
 
     questions: number of each development benchmark. planned: the seconds that runs train, as `planned_training`.
     """
-    paths = {run: [step.outcome for step in run_steps(spec, run)] for run in spec.runs}
-    finished = [run for run in spec.runs if all(path.exists() for path in paths[run])]
+    steps = {run: run_steps(spec, run) for run in spec.runs}
+    finished = [run for run in spec.runs if all(has_result(spec, step) for step in steps[run])]
     waiting = [run for run in spec.runs if run not in finished]
     if finished:
-        done = [[Outcome.load(path) for path in paths[run]] for run in finished]
+        done = [[Outcome.load(step.outcome) for step in steps[run]] for run in finished]
         training = sum(trained.seconds for trained, *_ in done)
         evaluation = sum(scored.seconds for _, *scores in done for scored in scores) / len(finished)
         # The others train as much longer or shorter than these as is planned, if a plan knows.
@@ -740,7 +746,7 @@ def disk_needed(spec: Spec, runs: Sequence[Run]) -> int:
     """
     size = 0
     for run in runs:
-        if run_steps(spec, run)[0].outcome.exists():
+        if has_result(spec, run_steps(spec, run)[0]):
             continue
         if spec.is_pretraining:
             plan = plan_of(spec, run)["plan"]

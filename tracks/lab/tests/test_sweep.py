@@ -12,11 +12,11 @@ from nanochat.config import parse
 from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.outcome import Outcome
-from nanochat.paths import write_jsonl, write_text
+from nanochat.paths import write_json, write_jsonl, write_text
 from nanochat.stages import MODELS
 from scripts import base_eval, chat_eval, chat_sft
 from tracks.lab import merge, significance, sweep
-from tracks.lab.kinds import check_disk, compare_mixes, flag_mistakes, has, open_mixes
+from tracks.lab.kinds import check_disk, compare_mixes, flag_mistakes, has, open_mixes, waiting_runs
 from tracks.lab.run import Config
 from tracks.lab.sweep import (
     CHAT_STAGES,
@@ -336,6 +336,20 @@ def test_the_plan(base) -> None:
     assert unknown[1].startswith("the time of training is not known; and about ")
     assert unknown[3].endswith("not distinguishable by then: their time is not known")
     assert expectations(read_lab(base, {"[1, 2]": "[1]"}), {"A": 9}, len)[-2].endswith("none, it needs two seeds")
+
+
+def test_a_run_with_another_budget_is_not_finished(base: Path) -> None:
+    spec = read_lab(base)
+    run = spec.runs[0]
+    other = read_lab(base, {"num_iterations = 1000": "num_iterations = 999"})
+    for step in run_steps(spec, run):
+        leave(base, str(Path(step.output).parent), spec.tag_of(run), seconds=9.0)
+        write_json(base / "lab/lab" / f"{step.name}.json", {"command": step.command, "inputs": {}, "finished": True})
+    assert spec.name == other.name == "lab"
+    for one, count, is_waiting in ((spec, 1, False), (other, 0, True)):
+        assert expectations(one, {}, len)[0] == f"{count} of 16 runs are finished"
+        assert (run in waiting_runs(one, one.runs)) == is_waiting
+        assert disk_needed(one, [run]) == is_waiting * len("{}")
 
 
 @pytest.mark.parametrize(("budget", "seconds"), [("num_iterations = 9", 2 + 20), ("supervised = 20000", 5 + 50)])
