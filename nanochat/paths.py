@@ -17,6 +17,9 @@ from nanochat.errors import UserError
 
 Parsed = TypeVar("Parsed")
 
+# In JSON: half of a surrogate pair, mostly with the other half behind it.
+ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+
 
 def base_dir() -> Path:
     """Return the folder for all artifacts: NANOCHAT_BASE_DIR, read at each call, so that tests can change it."""
@@ -93,8 +96,18 @@ def read_lines(path: Path, parse: Callable[[bytes], Parsed]) -> Iterator[Parsed]
 
 def read_jsonl(path: Path, parse: Callable[[Any], Parsed]) -> Iterator[Parsed]:
     """Yield `parse` of the JSON document in each line, with the errors of `read_lines`; blank lines are skipped."""
-    # loads skips a byte order mark, which some editors write.
-    return chain.from_iterable(read_lines(path, lambda line: () if line.isspace() else (parse(json.loads(line)),)))
+    return chain.from_iterable(read_lines(path, lambda line: () if line.isspace() else (parse(_json_of(line)),)))
+
+
+def _json_of(line: bytes) -> Any:
+    """Return a JSON document; a UserError if it has half of a surrogate pair, which no file and no tokenizer takes."""
+    value = json.loads(line)  # it skips a byte order mark, which some editors write
+    if ESCAPED_HALF.search(line):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise UserError("it has half a character (one half of a surrogate pair), which is no text") from None
+    return value
 
 
 @contextmanager

@@ -55,8 +55,12 @@ def test_lines_of_json(tmp_path) -> None:
     paths.write_jsonl(path, [{"n": 1}, {"n": "둘"}])
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes() + b' \r\n{"n": 3}')
     assert list(paths.read_jsonl(path, lambda row: row["n"])) == [1, "둘", 3]
+    path.write_bytes(rb'{"n": "\ud83d\ude00 \\ud83d"}')
+    assert list(paths.read_jsonl(path, lambda row: row["n"])) == ["\N{GRINNING FACE} \\ud83d"]
     faults = {b"{": "Expecting", b'{"m": 1}': "'n'", b"5": "'int' object", b"\xff": "'utf-8' codec"}
     faults[b"[" * 100_000] = "maximum recursion depth"
+    for half in (rb"\ud83d", rb"\uDE00", rb"\ude00\ud83d"):
+        faults[b'{"n": [{"m": "%b"}]}' % half] = "it has half a character"
     for line, fault in faults.items():
         path.write_bytes(b'{"n": 1}\n\n' + line)
         rows = paths.read_jsonl(path, lambda row: row["n"])

@@ -62,7 +62,7 @@ def _read_text(file: Path) -> Iterator[str]:
 
 def _text_of(record: Any) -> str:
     try:
-        record[TEXT].encode()  # fails for anything but a string, and for half a surrogate pair
+        record[TEXT].encode()  # fails for anything but a string
     except (ValueError, LookupError, TypeError, AttributeError):
         raise UserError(f'not a JSON object like {{"{TEXT}": "…"}}') from None
     return record[TEXT]
