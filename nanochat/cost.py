@@ -129,7 +129,8 @@ def estimate(
 
     each = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in needed[rows].items())  # bytes -> GB
     total = sum(needed[rows].values()) / 1e9
-    lines = [f"memory of a rank, GB: {total:.2f} with {rows} rows at once ({each})"]
+    doubt = "; that is a GPU's, a CPU takes about twice as much" if on_cpu else ""  # measured in fine-tuning
+    lines = [f"memory of a rank, GB: {total:.2f} with {rows} rows at once ({each}){doubt}"]
     if not fitting:
         share = f"{FIT_SHARE:.0%} of {accelerator.memory:g} GB"
         advice = "--checkpointing, or more ranks"
