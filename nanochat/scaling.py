@@ -149,8 +149,13 @@ def _horizon(config: PretrainSettings, n: int, flops: float, batch: int) -> tupl
     if config.num_iterations != -1:
         return config.num_iterations, "given"
     if config.target_flops != -1:
-        steps = round(config.target_flops / (flops * batch))
-        return max(1, steps), f"{config.target_flops:g} FLOPs / those of a step"
+        steps = config.target_flops / (flops * batch)
+        if steps < 1:
+            raise UserError(
+                f"--target-flops={config.target_flops:g} is below a step, which has {flops * batch:.3g} FLOPs: use"
+                f" more, or a smaller --total-batch-size than {batch:,}"
+            )
+        return round(steps), f"{config.target_flops:g} FLOPs / those of a step"
     ratio = config.target_param_data_ratio if config.target_param_data_ratio != -1 else TOKENS_PER_PARAMETER
     return max(1, round(ratio * n // batch)), f"{ratio:g} x N / total_batch_size"
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from nanochat.errors import UserError
 from nanochat.gpt import GPT
 from nanochat.optim import Optimizer
 from nanochat.param_groups import Rates, build_groups, parameter_counts
@@ -77,6 +78,11 @@ def test_horizons() -> None:
     assert plan_of(config, num_iterations=7).steps == 7
     step = plan.flops_per_token * plan.total_batch_size
     assert plan_of(config, target_flops=step * 100.4).steps == 100
+    assert plan_of(config, target_flops=step * 1.4).steps == 1
+    with pytest.raises(
+        UserError, match=r"^--target-flops=\S+ is below a step, which has \S+ FLOPs: use more, or a smaller"
+    ):
+        plan_of(config, target_flops=step * 0.9)
     assert plan_of(config, target_param_data_ratio=1e-9).steps == 1
     timed = plan_of(config, target_seconds=60.0)
     assert (timed.steps, timed.seconds, timed.tokens) == (None, 60, None)

@@ -87,6 +87,7 @@ class Verdict:
     output: str
     forgeable: bool = False  # tests whose arguments are not plain data can run only in the answer's own process
     used: Used | None = field(default=None, compare=False)  # None: it has not ended by itself, or is not contained
+    killed: bool = field(default=False, compare=False)  # by SIGKILL, before its time was up
 
 
 def side_by_side(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
@@ -216,8 +217,10 @@ def _start(
             text = output.read().decode(errors="replace")
             # Everything before the word is the program's output.
             before, found, _ = text.rpartition(f"\n{word}\n")
-            passed = bool(found) and child.returncode == 0
-            return Verdict(passed, before if found else text, child.returncode == NOT_PLAIN, _used(report))
+            status = child.returncode
+            killed = status in (-signal.SIGKILL, 256 - signal.SIGKILL)  # the second as contained.py hands it on
+            passed = bool(found) and status == 0
+            return Verdict(passed, before if found else text, status == NOT_PLAIN, _used(report), killed)
 
         assert child.stdin is not None  # a pipe
         try:

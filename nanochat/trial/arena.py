@@ -33,6 +33,7 @@ PROCESSES = 128  # and threads
 PROBES = 300  # places of the text that are asked for again
 STRIDE = 128  # places that are asked for at once
 SCORING = 1800.0  # seconds, generous
+CALLS = 16  # of the model, whose rows of text are hashed: a warm-up may have made the first
 LEAVING = 10.0  # seconds that a process may take to end once its files are here; they count
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}  # threads that wait leave the processor to other work
 HEAD = "<Q"  # the length of a JSON head; bytes of the files follow it
@@ -57,6 +58,14 @@ def main() -> None:
             for name, weight in sorted(model.named_parameters()):
                 digest.update(weight.detach().float().numpy().tobytes())
             facts["initial"] = digest.hexdigest()
+            rows, calls = hashlib.sha256(), []
+            def watch(_: object, given: tuple) -> None:
+                calls.append(None)
+                rows.update(given[0].numpy().tobytes())
+                if len(calls) == {calls}:
+                    facts["rows"] = rows.hexdigest()
+                    watched.remove()
+            watched = model.register_forward_pre_hook(watch)
         models.initialize = initialize
     sys.argv = ["scripts.base_train", *{flags!r}]
     try:
@@ -156,6 +165,10 @@ class Failure(UserError):
     """A run that did not come to its end, or left no model that can be scored."""
 
 
+class Killed(Failure):
+    """A run that the kernel has killed, for want of memory or because it had used its processor time."""
+
+
 def complaint(code: Path, flags: Sequence[str], unsafe: bool) -> str:
     """Return why the code cannot read these flags of scripts.base_train; "" if it can, or if it does not say.
 
@@ -176,7 +189,8 @@ def train(
 
     home: has the tokenizer. text: a folder of documents. seconds: after which the run has failed. Seconds are measured
     here, and the processor time of all its processes and their number outside of the sandbox; the run itself says how
-    much memory it took, and the hash of its first weights ("" if the code has changed so much that it is not known).
+    much memory it took, and the hashes of its first weights and rows ("" if the code has changed so much that they are
+    not known).
     """
     packages = package_folders(INSTALLED)
     tokenizer = home / "tok_train" / "default"
@@ -188,6 +202,7 @@ def train(
         flags=words,
         tag=TAG,
         head=HEAD,
+        calls=CALLS,
     )
     limits = sandbox.Limits(
         seconds=seconds,
@@ -210,7 +225,10 @@ def train(
         except (Failure, Refused):
             raise
         except EOFError:
-            said = verdict(ENDING).output.strip().splitlines()
+            ended = verdict(ENDING)
+            if ended.killed:
+                raise Killed("its run was killed, twice, as by a machine without memory for it") from None
+            said = ended.output.strip().splitlines()
             raise Failure(f"its run failed: {printable(said[-1] if said else 'it printed nothing')}") from None
         except TimeoutError:
             raise Failure(f"its run did not end within {seconds:g} seconds") from None
@@ -223,6 +241,7 @@ def train(
         "processes": spent.processes,
         "memory": head.memory,
         "initial": head.initial,
+        "rows": head.rows,
         "bytes": sum(head.sizes.values()),
     }
 
@@ -232,7 +251,8 @@ class Head(NamedTuple):
 
     sizes: dict[str, int]
     memory: float
-    initial: str
+    initial: str  # hash of the first weights
+    rows: str  # hash of the first rows of text
 
 
 def _head(source: "_Source") -> Head:
@@ -243,10 +263,12 @@ def _head(source: "_Source") -> Head:
     said = json.loads(source.read(size))
     sizes = {str(name): int(count) for name, count in said["sizes"].items()}
     memory = float(said["facts"]["memory"])
-    initial = str(said["facts"].get("initial", ""))
-    if min(sizes.values(), default=0) < 0 or not math.isfinite(memory) or not re.fullmatch("[0-9a-f]{0,64}", initial):
+    hashes = [str(said["facts"].get(name, "")) for name in ("initial", "rows")]
+    if min(sizes.values(), default=0) < 0 or not math.isfinite(memory):
         raise ValueError
-    return Head(sizes, memory, initial)
+    if not all(re.fullmatch("[0-9a-f]{0,64}", one) for one in hashes):
+        raise ValueError
+    return Head(sizes, memory, *hashes)
 
 
 def score(side: Side, home: Path, place: Path, documents: Sequence[str], unsafe: bool) -> Record:

@@ -266,7 +266,7 @@ class Verdict:
     """What a trial has found. gain: of the part that decided."""
 
     answer: Answer
-    reason: str
+    reason: str  # of "undecided" what came before the words about more pairs; may be empty
     gain: Gain
     p: float
     level: float  # that p had to reach to go on, or to be kept
@@ -275,11 +275,19 @@ class Verdict:
     second: Gain | None = None  # at the second depth
 
 
-def decide(plan: Plan, number: int, noise: Noise, draw: Callable[[Part, int], Sequence[Pair]]) -> Verdict:
+def decide(
+    plan: Plan,
+    number: int,
+    noise: Noise,
+    draw: Callable[[Part, int], Sequence[Pair]],
+    depths: tuple[int, int],
+) -> Verdict:
     """Return the verdict of a series' trial of this number.
 
-    noise: the noise floor. draw: trains so many pairs of a part, and returns their scores.
+    noise: the noise floor. draw: trains so many pairs of a part, and returns their scores. depths: of the trial, and
+    the second one.
     """
+    here, second_depth = depths
     pairs = draw(Part.SCREEN, plan.pairs)
     if all(one == other for one, other in pairs):
         none = Gain(0.0, 0.0, max(noise.freedom, 1), len(pairs))
@@ -296,14 +304,14 @@ def decide(plan: Plan, number: int, noise: Noise, draw: Callable[[Part, int], Se
     if not p <= level:
         return _not_kept(confirmed, level, plan, "not confirmed on other seeds; ")
     if not plan.deeper:
-        return Verdict(Answer.KEEP, "confirmed on other seeds", confirmed, p, level, "at this depth only")
+        return Verdict(Answer.KEEP, "confirmed on other seeds", confirmed, p, level, f"at depth {here} only")
     second = gain_of(draw(Part.DEPTH, plan.deeper))
     if second.p_better() <= WORSE:
-        holds = "at both depths"
+        holds = f"at depths {here} and {second_depth}"
     elif second.p_worse() <= WORSE:
-        holds = "at this depth only, and it is worse at the second"
+        holds = f"at depth {here} only, and it is worse at depth {second_depth}"
     else:
-        holds = "at this depth only, as far as the second can show"
+        holds = f"at depth {here} only, as far as depth {second_depth} can show"
     return Verdict(Answer.KEEP, "confirmed on other seeds", confirmed, p, level, holds, second=second)
 
 
@@ -316,4 +324,4 @@ def _not_kept(found: Gain, level: float, plan: Plan, before: str = "") -> Verdic
         return Verdict(Answer.DISCARD, f"{before}it is worse", found, p, level)
     if found.upper() < plan.least:
         return Verdict(Answer.DISCARD, f"{before}a gain of {plan.least:g} is refuted", found, p, level)
-    return Verdict(Answer.UNDECIDED, f"{before}more pairs may tell", found, p, level, aim=max(found.mean, plan.least))
+    return Verdict(Answer.UNDECIDED, before, found, p, level, aim=max(found.mean, plan.least))

@@ -3,7 +3,7 @@
 A series begins with the first question. The commit of its incumbent is copied, and from then on that copy asks, trains,
 scores and writes: whatever command a person runs hands over to it. The folder of a series has
 
-  referee.json        what was fixed: commit, scale, budget, data, and the secret that seeds follow from
+  referee.json        what was fixed: repository, commit, scale, budget, data, and the secret that seeds follow from
   code/HASH/          the referee and the sides
   text/               documents to learn from, which a side sees
   sealed/             validation text and the holdout, which no side sees
@@ -13,10 +13,10 @@ scores and writes: whatever command a person runs hands over to it. The folder o
 """
 
 import dataclasses
-import hashlib
 import json
 import os
 import platform
+import re
 import secrets
 import shlex
 import shutil
@@ -24,8 +24,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,15 +34,35 @@ from nanochat.environment import ROOT, hardware, torch_build
 from nanochat.errors import UserError
 from nanochat.evals import sandbox
 from nanochat.log import Record, print0, print_line
-from nanochat.paths import base_dir, hold_folder, read_json, stage_dir, text_sha256, write_json, write_jsonl, write_text
+from nanochat.paths import (
+    base_dir,
+    hold_folder,
+    read_json,
+    read_sha256,
+    stage_dir,
+    text_sha256,
+    write_json,
+    write_jsonl,
+    write_text,
+)
+from nanochat.runtime import CPU_INFO
 from nanochat.trial import arena, decision
-from nanochat.trial.arena import Failure
+from nanochat.trial.arena import Failure, Killed
 from nanochat.trial.decision import Answer, Gain, Noise, Part, Plan, Verdict
 from nanochat.trial.ledger import GENESIS, Ledger, read, verify
 from nanochat.trial.listing import ANSWERS, length_words, list_lines, listed
 from nanochat.trial.scorer import Refused
 from nanochat.trial.settings import SCALES, BudgetName, ScaleName, TrialScale
-from nanochat.trial.sides import Side, check_files, check_flags, check_incumbent, commit_of, committed, working_tree
+from nanochat.trial.sides import (
+    Side,
+    check_files,
+    check_flags,
+    check_incumbent,
+    check_unchanged,
+    commit_of,
+    committed,
+    working_tree,
+)
 
 if TYPE_CHECKING:
     from nanochat.data.corpus import Corpus
@@ -50,6 +70,7 @@ if TYPE_CHECKING:
 ROOT_VARIABLE = "NANOCHAT_TRIAL_ROOT"  # set by whoever hands over: the repository that is asked about
 METRICS = ("seconds", "cpu_seconds", "memory", "scoring", "bytes")  # of a run, beside bits per byte
 FIXED = ("commit", "referee", "scale", "budget", "data", "unsafe")  # of referee.json, in the ledger's first line
+FIRST_BYTES = 10**8  # of the files of a run, as long as none is known
 LARGER = 3.0  # times the bytes of the incumbent's files: a checkpoint that carries something else
 SUBSET = 2  # of the documents of a corpus's validation text every second one is the holdout's
 
@@ -90,6 +111,23 @@ class Series:
     def documents(self, name: str) -> list[str]:
         return read_json(self.folder / "sealed" / f"{name}.json")
 
+    def check(self) -> None:
+        """Raise a UserError if what was fixed, or a text that was made, is not what the ledger's first line says.
+
+        The series of an earlier version has no hashes of files.
+        """
+        [first] = self.ledger.of_kind("series")
+        changed = [name for name in FIXED if first.get(name) != self.fixed[name]]
+        if changed:
+            raise UserError(
+                f"{self.folder}/referee.json has another {changed[0]} than the ledger: begin another series with"
+                " --series=NAME"
+            )
+        for name, content in first.get("files", {}).items():
+            path = self.folder / name
+            if not path.exists() or read_sha256(path) != content:
+                raise UserError(f"{path} was changed after it was made: begin another series with --series=NAME")
+
     def seed(self, *names: object) -> int:
         """Return a seed that nobody knows before; the same for the same names."""
         text = " ".join(map(str, [self.fixed["secret"], *names]))
@@ -105,10 +143,13 @@ def begin(question: Question) -> None:
 
     folder = series_folder(question.series)
     if not (folder / "referee.json").exists():
-        with hold_folder(folder):
+        with faults_decide_nothing(folder), hold_folder(folder):
             if not (folder / "referee.json").exists():
                 _fix(question, asked_root(), folder)
     fixed = read_json(folder / "referee.json")
+    root = str(asked_root().resolve())
+    if fixed.get("root", root) != root:
+        raise UserError(f"the series {folder.name} is about {fixed['root']}: begin another one with --series=NAME")
     for name in ("scale", "budget"):
         if getattr(question, name) != fixed[name]:
             raise UserError(
@@ -133,7 +174,9 @@ def hand_over(name: str) -> None:
         return
     if ROOT_VARIABLE in os.environ:
         raise UserError(f"{copy} should judge, and {ROOT} runs in its place")
-    door = write_door(folder, copy, asked_root())
+    # Whoever looks at a series from another checkout leaves its door as it is.
+    root = read_json(folder / "referee.json").get("root")
+    door = write_door(folder, copy, Path(root) if root else asked_root())
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-IB", str(door), *sys.argv[1:]])
 
@@ -181,6 +224,7 @@ def _fix(question: Question, root: Path, folder: Path) -> None:
     data = question.data or SCALES[question.scale].data
     folder.chmod(0o700)
     fixed = {
+        "root": str(root.resolve()),
         "commit": commit,
         "referee": copy.name,
         "scale": question.scale,
@@ -204,6 +248,7 @@ def open_series(folder: Path) -> Series:
         with redirect_stdout(sys.stderr):  # with --json, stdout has the answer alone
             facts = _prepare(series)
         ledger.add("series", **{name: fixed[name] for name in FIXED}, **facts)
+    series.check()
     return series
 
 
@@ -244,8 +289,9 @@ def _prepare(series: Series) -> Record:
     content = tokenizer.save(vocabulary)
     for path in [vocabulary, *list(vocabulary.parents)[:3]]:
         path.chmod(0o755 if path.is_dir() else 0o644)
-    hashes = {name: hashlib.sha256(json.dumps(documents).encode()).hexdigest() for name, documents in sealed.items()}
-    return {"train_bytes": sum(len(one.encode()) for one in train), "tokenizer": content, **hashes}
+    made = [text / "documents.jsonl", vocabulary, *(series.folder / "sealed" / f"{name}.json" for name in sealed)]
+    files = {str(path.relative_to(series.folder)): read_sha256(path) for path in made}
+    return {"train_bytes": sum(len(one.encode()) for one in train), "tokenizer": content, "files": files}
 
 
 def _parquet(paths: Sequence[Path], most: int) -> list[str]:
@@ -273,20 +319,27 @@ def _until(texts: Any, most: int) -> list[str]:
 # ---- a trial ----
 
 
+@contextmanager
+def faults_decide_nothing(folder: Path) -> Iterator[None]:
+    """Make a UserError of the block's OSErrors: a full disk is a fault of this side, and no candidate is to blame."""
+    try:
+        yield
+    except OSError as error:
+        what = f"{error.filename or folder}: {error.strerror}" if error.errno else str(error)
+        raise UserError(f"{what}; nothing is decided by that: mend it and ask again") from None
+
+
 def run_trial(question: Question) -> int:
     """Answer a question, print the answer, and return the exit status: 0 keep, 10 discard, 11 undecided."""
     sandbox.require(question.unsafe)
     folder = series_folder(question.series)
-    with hold_folder(folder):
+    with hold_folder(folder), faults_decide_nothing(folder):
         series = open_series(folder)
         try:
             record = Trial(series, question, asked_root()).record()
         except Refused as refused:  # a flag that is not the candidate's to set
-            asked = {"candidate": question.candidate, "number": 0}
+            asked = {"candidate": question.candidate, "flags": question.flags, "number": 0}
             record = series.ledger.add("trial", name="", **asked, answer="discard", reason=str(refused))
-        except OSError as error:  # of this side: no candidate is to blame
-            what = f"{error.filename or folder}: {error.strerror}" if error.errno else str(error)
-            raise UserError(f"{what}; nothing is decided by that: mend it and ask again") from None
         told = {name: value for name, value in record.items() if name != "previous"}
         _tell(told, answer_lines(told), question.json)
     return STATUS[record["answer"]]
@@ -304,6 +357,8 @@ ADVICE = {
     "scoring": "it does more than to score",
     "bytes": "a checkpoint has weights and states of an optimizer",
 }
+# What follows from a run's seed.
+SEEDED = {"weights": "weights at the end", "initial": "first weights", "rows": "first rows of text"}
 STATUS = {"keep": 0, "discard": 10, "undecided": 11}
 
 
@@ -375,7 +430,11 @@ class Trial:
         """Return the flags of a side: the scale's, those for both, and its own, of which the last counts."""
         flags = [f"{name}={value}" for name, value in self.series.scale.flags.items()]
         found: dict[str, str] = {}
-        for word in [*flags, *check_flags(shlex.split(self.question.flags)), *check_flags(shlex.split(own))]:
+        try:
+            both = check_flags(shlex.split(self.question.flags))
+        except Refused as refused:  # they are nobody's attempt
+            raise UserError(f"--flags: {refused}") from None
+        for word in [*flags, *both, *check_flags(shlex.split(own))]:
             found[word.partition("=")[0]] = word
         return list(found.values())
 
@@ -397,12 +456,15 @@ class Trial:
             )
             noise = self._noise()
             self._say_length()
-            verdict = decision.decide(self.question.plan, self.number, noise, self._draw)
+            verdict = decision.decide(self.question.plan, self.number, noise, self._draw, self.series.scale.depths)
             found = self._found(verdict)
         except Refused as refused:
             found = {"answer": "discard", "reason": str(refused), "refused": refused.check}
         except Failure as failure:
             found = {"answer": "discard", "reason": str(failure), "failed": True}
+        self.series.check()
+        for side in (self.incumbent, self.candidate):
+            check_unchanged(side.code)
         if found["answer"] != "keep":  # the holdout is for what is kept
             self._forget_confirming()
         return ledger.add("trial", **before, **found)
@@ -422,7 +484,7 @@ class Trial:
             wanted = decision.pairs_for(verdict.aim, noise, plan, self.number + 1)
             more = f"{wanted - plan.pairs} more pairs" if wanted < decision.MOST_PAIRS else "256 pairs and more"
             runs = plan.with_pairs(wanted).runs
-            reason = f"{more} would show {verdict.aim:.4f}: --pairs={wanted} asks for them, up to {runs} runs"
+            reason += f"{more} would show {verdict.aim:.4f}: --pairs={wanted} asks for them, up to {runs} runs"
         return {
             "answer": verdict.answer.value,
             "reason": reason,
@@ -434,7 +496,7 @@ class Trial:
             "pairs": verdict.gain.pairs,
             "p": verdict.p,
             "level": verdict.level,
-            "second": _gain_record(verdict.second),
+            "second": verdict.second and _second_record(verdict.second),
             "noise": noise._asdict(),
             "smallest": shown,
             "metrics": {name: self._difference(name) for name in self.question.metrics},
@@ -490,10 +552,9 @@ class Trial:
 
     def _check_pairs(self, found: dict[str, list[Record]], part: Part) -> None:
         """Raise Refused if the candidate does not use its seed, or has more than the incumbent to work with."""
-        for name in ("weights", "initial"):
-            values = [run[name] for run in found["candidate"] if run[name]]
+        for name, what in SEEDED.items():
+            values = [run[name] for run in found["candidate"] if run.get(name)]  # an earlier version's has no rows
             if len(set(values)) < len(values):
-                what = "weights at the end" if name == "weights" else "first weights"
                 raise Refused("seed", f"two seeds give the candidate the same {what}: its seed is chosen, not given")
         most = decision.SLOWER[1]
         # Scoring includes loading, which takes seconds even for a small model.
@@ -588,9 +649,11 @@ class Trial:
         self._check_space()
         unsafe = series.fixed["unsafe"]
         try:
-            measured = arena.train(
-                side, flags, series.folder / "home", series.folder / "text", folder, scale.patience, unsafe
-            )
+            try:
+                measured = self._trained(side, flags, folder)
+            except Killed:  # once more: the machine may have done it for other work
+                series.ledger.add("crash", key=key, side=side.key, part=part.value, number=number, reason="killed")
+                measured = self._trained(side, flags, folder)
             measured |= arena.score(side, series.folder / "home", folder, series.documents("validation"), unsafe)
             measured["weights"] = arena.weights_hash(folder)
         except (Failure, Refused) as error:
@@ -605,12 +668,17 @@ class Trial:
             "run", key=key, side=side.key, part=part.value, number=number, depth=depth, machine=self.machine, **measured
         )
 
+    def _trained(self, side: Side, flags: Sequence[str], folder: Path) -> Record:
+        series = self.series
+        home, text = series.folder / "home", series.folder / "text"
+        return arena.train(side, flags, home, text, folder, series.scale.patience, series.fixed["unsafe"])
+
     def _check_space(self) -> None:
         """Raise an OSError if the files of a run, as large as a candidate's may be, would not fit."""
         from nanochat.checkpoint import check_free_space
 
         known = [run["bytes"] for run in self.series.ledger.of_kind("run")]
-        check_free_space(self.series.folder, int(LARGER * max(known, default=0)))
+        check_free_space(self.series.folder, int(LARGER * max(known, default=FIRST_BYTES)))
 
 
 # ---- the holdout ----
@@ -618,8 +686,9 @@ class Trial:
 
 def open_holdout(name: str, as_json: bool) -> None:
     """Score what a series has kept on text that decided nothing, once, and print it."""
-    with hold_folder(series_folder(name)):
-        series = open_series(series_folder(name))
+    folder = series_folder(name)
+    with hold_folder(folder), faults_decide_nothing(folder):
+        series = open_series(folder)
         kept = [
             record for record in series.ledger.of_kind("trial") if record["answer"] == "keep" and record["confirmed"]
         ]
@@ -663,8 +732,16 @@ def _on_holdout(series: Series, record: Record) -> Record:
         Side(one["name"], one["commit"], series.code / one["code"], one["flags"])
         for one in (record["incumbent"], record["candidate"])
     ]
+    weights = {run["key"]: run["weights"] for run in series.ledger.of_kind("run")}
+    for side in sides:
+        check_unchanged(side.code)
     pairs = []
     for keys in record["confirmed"]:
+        for key in keys:
+            if arena.weights_hash(series.folder / "runs" / key) != weights[key]:
+                raise UserError(
+                    f"{series.folder}/runs/{key} has other weights than its run left: nothing can be scored"
+                )
         scores = [
             arena.score(side, series.folder / "home", series.folder / "runs" / key, documents, series.fixed["unsafe"])
             for side, key in zip(sides, keys, strict=True)
@@ -714,12 +791,20 @@ def list_series(name: str, as_json: bool) -> None:
 
 
 def machine_name() -> str:
-    """Return what decides a run's rounding and speed."""
+    """Return what decides a run's rounding and speed: the processor with what it can, its cores, and torch."""
     facts = hardware()
     software = torch_build()["__version__"]
-    return (
-        f"{platform.machine()} {platform.processor()} {facts.get('CPUs', '')} {facts.get('GPUs', '')} torch {software}"
-    )
+    return f"{platform.machine()} {_processor()} {facts['CPUs']} {facts['GPUs']} torch {software}"
+
+
+def _processor() -> str:
+    """Return the processor's name, on Linux with a hash of what it can: kernels are chosen by that."""
+    if not CPU_INFO.exists():
+        return platform.processor()
+    text = CPU_INFO.read_text(encoding="utf-8")
+    name = re.search(r"^model name\s*: (.+)", text, re.MULTILINE)
+    can = re.search(r"^(?:flags|Features)\s*: (.+)", text, re.MULTILINE)
+    return f"{name[1] if name else platform.processor()} {text_sha256(can[1])[:8] if can else ''}"
 
 
 def work_of(runs: Sequence[Record], beside: Sequence[Record]) -> list[float]:
@@ -738,8 +823,12 @@ def _over_budget(name: str, times: float) -> Refused:
     return Refused("budget", f"it has {times:.2f} times the incumbent's {WORDS[name]}: {ADVICE[name]}")
 
 
-def _gain_record(gain: Gain | None) -> Record | None:
-    return gain and {"gain": gain.mean, "interval": gain.half(), "pairs": gain.pairs}
+def _second_record(gain: Gain) -> Record:
+    """Return what the second depth has shown."""
+    answer = "better" if gain.p_better() <= decision.WORSE else "worse"
+    if answer == "worse" and gain.p_worse() > decision.WORSE:
+        answer = "undecided"
+    return {"gain": gain.mean, "interval": gain.half(), "pairs": gain.pairs, "answer": answer}
 
 
 # ---- words ----
@@ -770,6 +859,11 @@ def answer_lines(record: Record) -> list[str]:
         for name, sides in record["metrics"].items():
             lines.append(f"{name}: {sides['incumbent']:,.4g} incumbent, {sides['candidate']:,.4g} candidate")
             metrics |= {f"{name}_{side}": f"{value:.6g}" for side, value in sides.items()}
+        metrics |= {
+            "confirmed": "yes" if record["confirmed"] else "no",
+            "contained": "yes" if record["contained"] else "no",
+            "second_depth": record["second"]["answer"] if record["second"] else "none",
+        }
         metrics |= {"gain_bpb": f"{record['gain']:.6f}", "interval_bpb": f"{record['interval']:.6f}"}
         metrics |= {"p": f"{record['p']:.6g}", "pairs": record["pairs"], "smallest_bpb": f"{record['smallest']:.6f}"}
     metrics |= {"number": record["number"], "ledger": record["hash"], "answer": record["answer"]}

@@ -115,13 +115,10 @@ def working_tree(root: Path, folders: Path) -> tuple[Path, str]:
 def _kept(place: Path, folders: Path) -> Path:
     """Copy the code of a folder below `folders`, named by its hash; one that is there already stays."""
     files = code_files(place)
-    digest = hashlib.sha256()
-    for path in files:
-        for part in (str(path.relative_to(place)).encode(), path.read_bytes()):
-            digest.update(len(part).to_bytes(8, "big"))
-            digest.update(part)
-    home = folders / digest.hexdigest()[:16]
-    if not home.exists():
+    home = folders / _content_name(place, files)
+    if home.exists():
+        check_unchanged(home)
+    else:
         with new_folder(home) as part:
             for path in [*files, *filter(Path.is_file, map(place.joinpath, BESIDE))]:
                 target = part / path.relative_to(place)
@@ -130,6 +127,25 @@ def _kept(place: Path, folders: Path) -> Path:
             for path in [part, *part.rglob("*")]:  # the sandbox's user reads it
                 path.chmod(0o755 if path.is_dir() else 0o644)
     return home
+
+
+def _content_name(place: Path, files: Sequence[Path]) -> str:
+    """Return the name of a folder with these files: a hash of their names and contents."""
+    digest = hashlib.sha256()
+    for path in files:
+        for part in (str(path.relative_to(place)).encode(), path.read_bytes()):
+            digest.update(len(part).to_bytes(8, "big"))
+            digest.update(part)
+    return digest.hexdigest()[:16]
+
+
+def check_unchanged(home: Path) -> None:
+    """Raise a UserError if a kept folder has not the content that its name says, or more than that."""
+    files = code_files(home)
+    # A compiled file, or a module beside the code, would run in place of what was hashed.
+    others = {path for path in home.rglob("*") if path.is_file()} - {*files, *map(home.joinpath, BESIDE)}
+    if others or _content_name(home, files) != home.name:
+        raise UserError(f"{home} was changed after it was copied: begin another series with --series=NAME")
 
 
 def code_files(place: Path) -> list[Path]:

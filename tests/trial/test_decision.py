@@ -20,6 +20,7 @@ from nanochat.trial.decision import (
     noise_of,
 )
 
+DEPTHS = (4, 6)
 PLAN = Plan(pairs=2, confirming=6, deeper=2, least=0.001)
 SD = 0.004  # of a run over seeds
 TRIALS = 2000  # whose times are simulated
@@ -53,7 +54,7 @@ class Night:
             lucks = [self.luck() for _ in range(count)]
             return [(self.run(0.0, luck), self.run(effect, luck, self.spread)) for luck in lucks]
 
-        return decide(plan, self.number, noise_of(self.floor), draw)
+        return decide(plan, self.number, noise_of(self.floor), draw, DEPTHS)
 
 
 def nights_with_a_keep(count: int, edits: int, plan: Plan, **kind: float) -> int:
@@ -104,7 +105,7 @@ def test_the_promised_difference_itself_is_kept_in_nine_of_ten() -> None:
         def draw(_: Part, count: int, dice: random.Random = dice) -> list[Pair]:
             return [(dice.gauss(0.5, SD), dice.gauss(0.5 - gain, SD)) for _ in range(count)]
 
-        kept += decide(plan, 1, noise, draw).answer is Answer.KEEP
+        kept += decide(plan, 1, noise, draw, DEPTHS).answer is Answer.KEEP
     assert 0.84 <= kept / 300 <= 0.97
 
 
@@ -118,7 +119,7 @@ def test_the_promise_is_that_of_the_test_which_decides(pairs: int) -> None:
         dice = random.Random(seed)
         noise = noise_of([dice.gauss(0.5, SD) for _ in range(6)])
         drawn = [(dice.gauss(0.5, SD), dice.gauss(0.5 - gain, SD)) for _ in range(pairs)]
-        kept += decide(plan, 1, noise, lambda _, __, drawn=drawn: drawn).answer is Answer.KEEP
+        kept += decide(plan, 1, noise, lambda _, __, drawn=drawn: drawn, DEPTHS).answer is Answer.KEEP
     assert 0.85 <= kept / 400 <= 0.95
 
 
@@ -137,13 +138,13 @@ def test_a_harm_is_never_kept_and_mostly_named() -> None:
 
 
 def test_equal_figures_are_no_gain() -> None:
-    verdict = decide(PLAN, 1, Noise(SD, 5), lambda _, count: [(0.5, 0.5)] * count)
+    verdict = decide(PLAN, 1, Noise(SD, 5), lambda _, count: [(0.5, 0.5)] * count, DEPTHS)
     assert (verdict.answer, verdict.reason) == (Answer.DISCARD, "every pair has equal figures, to the last bit")
 
 
 @pytest.mark.parametrize("score", [math.inf, math.nan, -math.inf])
 def test_a_figure_that_is_no_number_is_never_kept(score: float) -> None:
-    verdict = decide(PLAN, 1, Noise(SD, 5), lambda _, count: [(0.5, score)] * count)
+    verdict = decide(PLAN, 1, Noise(SD, 5), lambda _, count: [(0.5, score)] * count, DEPTHS)
     assert (verdict.answer, verdict.reason) == (Answer.DISCARD, "a figure is no number")
 
 
@@ -159,14 +160,14 @@ def script(**gains: Sequence[float]) -> Callable[[Part, int], Sequence[Pair]]:
 @pytest.mark.parametrize(
     ("deeper", "holds"),
     [
-        ([0.05, 0.05], "at both depths"),
-        ([0.0001, -0.0001], "at this depth only, as far as the second can show"),
-        ([-0.05, -0.05], "at this depth only, and it is worse at the second"),
+        ([0.05, 0.05], "at depths 4 and 6"),
+        ([0.0001, -0.0001], "at depth 4 only, as far as depth 6 can show"),
+        ([-0.05, -0.05], "at depth 4 only, and it is worse at depth 6"),
     ],
 )
 def test_a_second_depth_says_how_far_a_keep_reaches(deeper: list[float], holds: str) -> None:
     draw = script(screen=[0.05, 0.051], confirm=[0.049, 0.05, 0.051, 0.05, 0.05, 0.051], depth=deeper)
-    verdict = decide(PLAN, 1, Noise(SD, 5), draw)
+    verdict = decide(PLAN, 1, Noise(SD, 5), draw, DEPTHS)
     assert (verdict.answer, verdict.holds) == (Answer.KEEP, holds)
     assert verdict.second
     assert verdict.second.pairs == 2
@@ -178,7 +179,7 @@ def test_one_pair_at_the_second_depth_shows_nothing() -> None:
 
 def test_what_other_seeds_do_not_confirm_is_not_kept() -> None:
     draw = script(screen=[0.05, 0.051], confirm=[0.001, -0.002, 0.003, -0.001, 0.002, -0.003])
-    verdict = decide(PLAN, 1, Noise(SD, 5), draw)
+    verdict = decide(PLAN, 1, Noise(SD, 5), draw, DEPTHS)
     assert verdict.answer is not Answer.KEEP
     assert verdict.reason.startswith("not confirmed on other seeds")
 
@@ -186,7 +187,7 @@ def test_what_other_seeds_do_not_confirm_is_not_kept() -> None:
 def test_without_confirmation_the_first_part_has_the_whole_level() -> None:
     found = []
     for gain in (0.015, 0.05):
-        verdict = decide(Plan(2, 0, 0, 0.001), 1, Noise(SD, 5), script(screen=[gain, gain]))
+        verdict = decide(Plan(2, 0, 0, 0.001), 1, Noise(SD, 5), script(screen=[gain, gain]), DEPTHS)
         found.append(verdict)
         assert verdict.level == decision.share(1)
     assert [verdict.answer for verdict in found] == [Answer.UNDECIDED, Answer.KEEP]

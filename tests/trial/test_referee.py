@@ -22,13 +22,23 @@ from copies import ROOT, listed
 
 from nanochat.errors import UserError
 from nanochat.log import Record
-from nanochat.paths import write_json
+from nanochat.paths import read_sha256, write_json
 from nanochat.trial import arena, referee
-from nanochat.trial.arena import Failure
+from nanochat.trial.arena import Failure, Killed
 from nanochat.trial.decision import Plan
 from nanochat.trial.ledger import Ledger
-from nanochat.trial.referee import Question, Series, Trial, open_holdout, run_trial, verify_series, work_of
-from nanochat.trial.sides import Side
+from nanochat.trial.referee import (
+    FIXED,
+    Question,
+    Series,
+    Trial,
+    begin,
+    open_holdout,
+    run_trial,
+    verify_series,
+    work_of,
+)
+from nanochat.trial.sides import Side, _kept
 
 # The first test waits for the noise floor and a trial: minutes on a machine with other work.
 pytestmark = [NEEDS_SANDBOX, pytest.mark.timeout(900)]
@@ -165,6 +175,8 @@ def test_an_answer_ends_with_figures_for_programs(repository: Repository) -> Non
     assert again.metrics["ledger"] == repository.records[-1]["hash"]
     told = json.loads("\n".join(repository.ask("--json").lines))
     assert told["gain"] == pytest.approx(float(again.metrics["gain_bpb"]), abs=1e-6)
+    words = {"confirmed": "no", "contained": "yes", "second_depth": "none"}
+    assert words.items() <= again.metrics.items()
     kinds = [record["kind"] for record in repository.records]
     assert kinds[:2] == ["series", "asked"]
     floor = [record["bpb"] for record in repository.records if record["kind"] == "run"][:3]
@@ -179,6 +191,7 @@ def test_mistakes_are_one_sentence(repository: Repository) -> None:
         (["--candidate=nowhere"], f"nowhere is no commit of {repository.root}"),
         (["--candidate=--matrix-lrr=0.03"], "unknown argument --matrix-lrr, did you mean --matrix-lr?"),
         (["--candidate=--matrix-lr=0.03", "--flags=--scalar-lr=x"], "--scalar-lr: could not convert string to float"),
+        (["--candidate=--matrix-lr=0.03", "--flags=--seed=3"], "--flags: refused, budget: --seed is set by the trial"),
         (["--candidate=--matrix-lr=0.2", "--budget=seconds"], "the series default has --budget=flops"),
     ):
         found = repository.ask(*flags)
@@ -225,6 +238,11 @@ AT_ONCE = {
         "\nimport atexit, time\n\natexit.register(time.sleep, 30)\n",
         "its process did not end when its run had",
     ),
+    "it kills itself": (
+        "nanochat/gpt.py",
+        "\nimport os, signal\n\nos.kill(os.getpid(), signal.SIGKILL)\n",
+        "its run was killed, twice",
+    ),
     "it ends with another exit status": ("nanochat/gpt.py", "\nimport os\n\nos._exit(0)\n", "its run failed: "),
 }
 
@@ -252,6 +270,35 @@ def test_the_door_of_a_series_runs_no_line_of_the_working_tree(repository: Repos
     done = subprocess.run(command, cwd=repository.root, env=variables, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (DISCARD, "METRIC answer=discard")
     assert "METRIC answer=keep" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "name", ["sealed/holdout.json", "text/documents.jsonl", "home/tok_train/default/tokenizer.json"]
+)
+def test_a_text_that_was_changed_ends_a_series(name: str, repository: Repository) -> None:
+    path = repository.series / name
+    before = path.read_bytes()
+    path.write_bytes(before + b" ")
+    try:
+        found = repository.ask("--candidate=--matrix-lr=0.2")
+        assert (found.status, f"{name} was changed after it was made" in found.complaint) == (MISTAKE, True)
+    finally:
+        path.write_bytes(before)
+
+
+def test_a_series_is_about_one_repository(repository: Repository, tmp_path: Path) -> None:
+    """Whoever looks at it from another one leaves its door as it is."""
+    git(tmp_path, "clone", "-q", str(repository.root), "other")
+    before = (repository.series / "ask.py").read_bytes()
+    other = Repository.__new__(Repository)
+    other.root, other.base, other.series = tmp_path / "other", repository.base, repository.series
+    found = other.ask("--candidate=--matrix-lr=0.2")
+    assert (found.status, found.complaint) == (
+        MISTAKE,
+        f"the series default is about {repository.root}: begin another one with --series=NAME",
+    )
+    assert other.ask("--list").metrics["answer"] == "listed"
+    assert (repository.series / "ask.py").read_bytes() == before
 
 
 def idea(name: str, file: str, old: str, new: str) -> dict[str, str]:
@@ -347,7 +394,8 @@ QUESTION = Question("", "HEAD", "", "default", "tiny", "flops", "", Plan(1, 0, 0
 def opened(folder: Path, **fixed: str) -> Series:
     """A series without texts."""
     folder.mkdir(parents=True, exist_ok=True)
-    return Series(folder, {"scale": "tiny", "budget": "flops", "secret": "s", **fixed}, Ledger(folder / "trial.jsonl"))
+    values = {**dict.fromkeys(FIXED, ""), "scale": "tiny", "budget": "flops", "secret": "s", **fixed}
+    return Series(folder, values, Ledger(folder / "trial.jsonl"))
 
 
 def test_a_fault_of_this_side_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,9 +406,19 @@ def test_a_fault_of_this_side_is_no_answer(tmp_path: Path, monkeypatch: pytest.M
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    sentence = r"trial/default: No space left on device; nothing is decided by that"
+    with monkeypatch.context() as patch:
+        patch.setattr(referee, "_fix", full)
+        with pytest.raises(UserError, match=sentence):
+            begin(QUESTION)
+        patch.setattr(referee, "open_series", full)
+        with pytest.raises(UserError, match=sentence):
+            run_trial(QUESTION)
+        with pytest.raises(UserError, match=sentence):
+            open_holdout("default", False)
     monkeypatch.setattr(referee, "open_series", lambda _: series)
     monkeypatch.setattr(referee, "Trial", full)
-    with pytest.raises(UserError, match=r"trial/default: No space left on device; nothing is decided by that"):
+    with pytest.raises(UserError, match=sentence):
         run_trial(QUESTION)
     assert not series.ledger.records
 
@@ -369,14 +427,19 @@ class Fake:
     """A trial whose runs are made up: a candidate is better by 0.5, and each run takes about 10 seconds."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, plan: Plan, budget: str = "flops") -> None:
-        self.series = opened(folder, budget=budget, referee="one", unsafe="")
         self.question = dataclasses.replace(QUESTION, plan=plan)
         self.times = 1.0  # the candidate's seconds, in those of the incumbent
         self.same = 99  # from this run on, the candidate's weights are the same
         self.trained: list[tuple[str, str]] = []  # side and seed
-        for name in ("one", "other"):
-            (folder / "code" / name / "nanochat").mkdir(parents=True)
-            (folder / "code" / name / "nanochat/gpt.py").write_text(f"# {name}\n", encoding="utf-8")
+        self.code = {}
+        for name in ("incumbent", "candidate"):
+            (folder / name / "nanochat").mkdir(parents=True)
+            (folder / name / "nanochat/gpt.py").write_text(f"# {name}\n", encoding="utf-8")
+            self.code[name] = _kept(folder / name, folder / "code")
+        self.series = opened(folder, budget=budget, referee=self.code["incumbent"].name)
+        self.series.ledger.add("series", **{name: self.series.fixed[name] for name in FIXED})
+        self.killed: set[int] = set()  # runs, by number
+        self.rows = ""
         for name in ("validation", "holdout"):
             write_json(folder / f"sealed/{name}.json", ["a short text"])
         monkeypatch.setattr(arena, "train", self.train)
@@ -384,10 +447,13 @@ class Fake:
         monkeypatch.setattr(arena, "weights_hash", self.weights_hash)
 
     def train(self, side: Side, flags: Sequence[str], home: Path, text: Path, folder: Path, *_: object) -> Record:
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         self.trained.append((side.name, next(flag for flag in flags if flag.startswith("--seed="))))
+        if len(self.trained) in self.killed:
+            raise Killed("its run was killed, twice")
         seconds = (10 + 0.1 * (len(self.trained) % 3)) * (self.times if side.name == "candidate" else 1.0)
-        return {"seconds": seconds, "cpu_seconds": 10.0, "processes": 1, "memory": 1.0, "initial": "", "bytes": 10}
+        found = {"seconds": seconds, "cpu_seconds": 10.0, "processes": 1, "memory": 1.0, "bytes": 10}
+        return {**found, "initial": "", "rows": self.rows}
 
     def score(self, side: Side, *_: object) -> Record:
         bpb = (2.0 if side.name == "candidate" else 2.5) + 0.001 * (len(self.trained) % 4)
@@ -401,8 +467,8 @@ class Fake:
         """Ask as a new process does."""
         trial = Trial.__new__(Trial)
         trial.series, trial.question, trial.machine = self.series, self.question, "machine"
-        trial.incumbent = Side("incumbent", "HEAD", self.series.code / "one")
-        trial.candidate = Side("candidate", "HEAD", self.series.code / "other")
+        trial.incumbent = Side("incumbent", "HEAD", self.code["incumbent"])
+        trial.candidate = Side("candidate", "HEAD", self.code["candidate"])
         trial.name, trial.number = "name", 1
         return trial.record()
 
@@ -419,6 +485,69 @@ def test_a_candidate_that_is_refused_in_its_confirmation_leaves_no_checkpoints(
     assert (found["answer"], found["refused"]) == ("discard", "seed")
     assert fake.parts().count("confirm") == 8
     assert not list((tmp_path / "runs").iterdir())
+
+
+@pytest.mark.parametrize(("killed", "answer", "tries"), [({5}, "keep", 6), ({5, 6}, "discard", 6)])
+def test_a_run_that_the_machine_kills_is_tried_once_more(
+    killed: set[int], answer: str, tries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Fake(tmp_path, monkeypatch, Plan(2, 0, 0, 0.001))
+    fake.killed = killed
+    found = fake.record()
+    assert (found["answer"], found.get("failed", False)) == (answer, answer == "discard")
+    assert len(fake.trained) == tries
+    assert len(fake.series.ledger.of_kind("crash")) == len(killed)
+
+
+def test_an_order_of_the_text_that_does_not_follow_the_seed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Fake(tmp_path, monkeypatch, Plan(2, 0, 0, 0.001))
+    fake.rows = "the same"
+    found = fake.record()
+    assert (found["refused"], "the same first rows of text" in found["reason"]) == ("seed", True)
+
+
+@pytest.mark.parametrize("name", ["sealed/validation.json", "code", "referee.json"])
+def test_what_was_changed_during_a_question_leaves_it_without_an_answer(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Fake(tmp_path, monkeypatch, Plan(2, 0, 0, 0.001))
+    path = tmp_path / name if name != "code" else fake.code["incumbent"] / "nanochat/gpt.py"
+    [first] = fake.series.ledger.of_kind("series")
+    first["files"] = {"sealed/validation.json": read_sha256(tmp_path / "sealed/validation.json")}
+    own = fake.score
+
+    def score(side: Side, *given: Any) -> Record:
+        if name == "referee.json":
+            fake.series.fixed["scale"] = "embedded"
+        else:
+            path.write_text("[]", encoding="utf-8")
+        return own(side, *given)
+
+    monkeypatch.setattr(arena, "score", score)
+    with pytest.raises(UserError, match="begin another series with --series=NAME"):
+        fake.record()
+    assert not fake.series.ledger.of_kind("trial")
+
+
+def test_other_weights_than_a_run_left_are_not_scored_on_the_holdout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Fake(tmp_path, monkeypatch, Plan(2, 6, 0, 0.001))
+    record = fake.record()
+    monkeypatch.setattr(arena, "weights_hash", lambda _: "others")
+    with pytest.raises(UserError, match="has other weights than its run left"):
+        referee._on_holdout(fake.series, record)
+
+
+def test_a_machine_is_its_processor_and_what_that_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = set()
+    for text in ("model name\t: A\nflags\t\t: avx2\n", "model name\t: A\nflags\t\t: avx2 amx\n", "Features : neon\n"):
+        (tmp_path / "cpuinfo").write_text(text * 2, encoding="utf-8")
+        monkeypatch.setattr(referee, "CPU_INFO", tmp_path / "cpuinfo")
+        found.add(referee.machine_name())
+    assert len(found) == 3
 
 
 def test_what_is_kept_has_its_checkpoints_for_the_holdout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -579,6 +708,13 @@ def test_short_processes_count_as_what_they_may_hide() -> None:
             "\n_own = initialize\n\n\ndef initialize(model, seed, runtime):\n    _own(model, 7, runtime)\n",
             "seed",
         ),
+        # An order of the text of its own.
+        (
+            "nanochat/dataloader.py",
+            "\n_own = TextLoader.__post_init__\n\n\ndef _fixed(self):\n    self.seed = 7\n    _own(self)\n"
+            "\n\nTextLoader.__post_init__ = _fixed\n",
+            "seed",
+        ),
     ],
 )
 def test_a_cheat_that_has_to_run_is_refused(path: str, text: str, reason: str, repository: Repository) -> None:
@@ -668,7 +804,7 @@ def test_an_agent_that_is_killed_in_a_run_goes_on_to_the_holdout(repository: Rep
     trials = [record for record in records if record["kind"] == "trial"]
     assert [record["answer"] for record in trials] == ["discard", "discard", "keep", "discard"]
     assert [record["number"] for record in trials] == [1, 2, 3, 4]
-    assert trials[2]["holds"] == "at both depths"
+    assert trials[2]["holds"] == "at depths 1 and 2"
     [opened] = [record for record in records if record["kind"] == "holdout"]
     [kept] = opened["trials"]
     assert kept["number"] == 3

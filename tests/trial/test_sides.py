@@ -55,6 +55,16 @@ def test_a_clean_tree_is_its_commit(root: Path, tmp_path: Path) -> None:
     assert not other.diff
 
 
+@pytest.mark.parametrize("name", ["nanochat/gpt.py", "nanochat/__pycache__/gpt.cpython-311.pyc", "torch.py"])
+def test_a_copy_that_was_changed_is_refused(name: str, root: Path, tmp_path: Path) -> None:
+    """Another content, a compiled file that would run in its place, and a module that hides a package."""
+    one = side(root, tmp_path)
+    (one.code / name).parent.mkdir(exist_ok=True)
+    (one.code / name).write_text("# mine\n")
+    with pytest.raises(UserError, match=r"was changed after it was copied: begin another series"):
+        side(root, tmp_path)
+
+
 def test_the_tree_is_taken_as_it_is_and_stays_so(root: Path, tmp_path: Path) -> None:
     before = (root / ".git/index").read_bytes()
     (root / "nanochat/gpt.py").write_text("# another model\n")
