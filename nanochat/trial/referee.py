@@ -55,6 +55,7 @@ from nanochat.trial.scorer import Refused
 from nanochat.trial.settings import SCALES, BudgetName, ScaleName, TrialScale
 from nanochat.trial.sides import (
     Side,
+    changed_files,
     check_files,
     check_flags,
     check_incumbent,
@@ -357,6 +358,8 @@ ADVICE = {
     "scoring": "it does more than to score",
     "bytes": "a checkpoint has weights and states of an optimizer",
 }
+# Files of the code that decide how much a run trains: a little more passes the bounds on time.
+LENGTH = ("nanochat/scaling.py", "nanochat/train.py", "nanochat/run.py", "scripts/base_train.py")
 # What follows from a run's seed.
 SEEDED = {"weights": "weights at the end", "initial": "first weights", "rows": "first rows of text"}
 STATUS = {"keep": 0, "discard": 10, "undecided": 11}
@@ -405,11 +408,20 @@ class Trial:
         }
 
     def _note(self) -> str:
-        """Return what a reader should know of the incumbent: a series is about its first commit and what it kept."""
+        """Return what a reader should know: a series is about its first commit and what it kept, at equal work."""
+        found = []
         kept = {one["candidate"]["code"] for one in self.series.ledger.of_kind("trial") if one["answer"] == "keep"}
-        if self.incumbent.code.name in {self.series.fixed["referee"], *kept}:
-            return ""
-        return "the incumbent is neither the code that the series began with nor a candidate that it has kept"
+        if self.incumbent.code.name not in {self.series.fixed["referee"], *kept}:
+            found.append(
+                "the incumbent is neither the code that the series began with nor a candidate that it has kept"
+            )
+        lengths = [name for name in changed_files(self.incumbent.code, self.candidate.code) if name in LENGTH]
+        if lengths:
+            names = ", ".join(lengths)
+            found.append(
+                f"the candidate changes {names}, by which a run's length is counted: see whether it trains longer"
+            )
+        return "; ".join(found)
 
     def _incumbent(self, root: Path) -> Side:
         commit = commit_of(root, self.question.incumbent)

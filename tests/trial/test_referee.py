@@ -508,6 +508,17 @@ def test_an_order_of_the_text_that_does_not_follow_the_seed_is_refused(
     assert (found["refused"], "the same first rows of text" in found["reason"]) == ("seed", True)
 
 
+def test_a_candidate_that_changes_how_a_run_is_counted_has_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Fake(tmp_path, monkeypatch, Plan(2, 0, 0, 0.001))
+    assert not fake.record()["note"]
+    again = Fake(tmp_path / "again", monkeypatch, Plan(2, 0, 0, 0.001))
+    (tmp_path / "again/candidate/nanochat/scaling.py").write_text("# longer\n", encoding="utf-8")
+    again.code["candidate"] = _kept(tmp_path / "again/candidate", tmp_path / "again/code")
+    assert "the candidate changes nanochat/scaling.py, by which" in again.record()["note"]
+
+
 @pytest.mark.parametrize("name", ["sealed/validation.json", "code", "referee.json"])
 def test_what_was_changed_during_a_question_leaves_it_without_an_answer(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
