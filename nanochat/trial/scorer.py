@@ -36,6 +36,7 @@ PACKAGES = ("numpy", "torch")
 SCORER = "scorer.py"
 MOST_CONTEXT = 65_536
 MOST_CELLS = 2**26  # numbers in an answer: stride x vocabulary
+MOST_TOKENS = 320 * 2**10  # of a vocabulary: with more, too few rows could be kept to be compared
 MOST_MARKS = 16  # tokens of a document beyond its bytes
 MOST_ABOUT = 2**26  # bytes of what an entry says about itself
 MEMORY = 2**35  # address space; the libraries reserve far more than they use
@@ -202,10 +203,11 @@ class Scorer:
             context, stride = int(found["context"]), int(found["stride"])
         except (ValueError, KeyError, TypeError, RecursionError):
             raise UserError(f"{SCORER}: what it says about itself cannot be read") from None
-        if not words or not 1 <= stride <= context <= MOST_CONTEXT or stride * len(words) > MOST_CELLS:
+        possible = 1 <= len(words) <= MOST_TOKENS and 1 <= stride <= context <= MOST_CONTEXT
+        if not possible or stride * len(words) > MOST_CELLS:
             raise UserError(
-                f"{SCORER}: it needs a vocabulary, 1 <= stride <= context <= {MOST_CONTEXT:,}, and at most"
-                f" {MOST_CELLS:,} numbers in an answer"
+                f"{SCORER}: it needs a vocabulary of at most {MOST_TOKENS:,} tokens, 1 <= stride <= context <="
+                f" {MOST_CONTEXT:,}, and at most {MOST_CELLS:,} numbers in an answer"
             )
         return About(words, context, stride)
 

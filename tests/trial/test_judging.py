@@ -3,13 +3,15 @@
 import math
 from collections import Counter
 from pathlib import Path
+from random import Random
 
 import pytest
 from contain import NEEDS_SANDBOX
 from foreign_entries import CHEATS, HONEST, place, written
 
 from nanochat.errors import UserError
-from nanochat.trial.judging import Limits, check_rows, judge
+from nanochat.trial.judging import FEWEST, PROBES, Limits, check_rows, judge, most_probes, parts_of
+from nanochat.trial.scorer import MOST_CELLS, MOST_TOKENS, About
 
 pytestmark = NEEDS_SANDBOX
 __all__ = ["place"]
@@ -44,6 +46,9 @@ def test_an_honest_entry(place: Path) -> None:
     # Of each four places the last one's own token is not in the question, but for the ends of documents.
     assert found.probes == found.open_places == sum(count - count // 4 for count in counts)
     assert found.difference < 1e-6
+    assert found.probe_nats == pytest.approx(found.alone_nats)
+    bits = found.probe_nats / math.log(2) / found.probes
+    assert check_rows(found)[1][1].endswith(f"a token there has {bits:.5f} bits with what follows, {bits:.5f} without")
 
 
 def test_with_a_place_at_a_time_nothing_can_be_looked_at(place: Path) -> None:
@@ -69,6 +74,26 @@ def test_a_few_places_that_look_ahead_are_found_in_a_long_text(place: Path) -> N
         judge(written(place, few), [" ".join(TEXTS) * 20], Limits(60))
 
 
+@pytest.mark.parametrize(
+    ("length", "context", "stride", "probes"),
+    [
+        (400, 512, 16, PROBES),
+        (400, 65_536, 16, PROBES),  # no document is as long as the entry says
+        (400, 65_536, 8192, PROBES),  # questions are filled with other tokens
+        (40_000, 65_536, 16, FEWEST),  # a question of many tokens costs an honest entry as much
+    ],
+)
+def test_what_an_entry_declares_does_not_shrink_the_check(length: int, context: int, stride: int, probes: int) -> None:
+    texts = [[1] * length] * (80_000 // length)
+    parts = list(parts_of(texts, About([b"a"] * 2, context, stride), Random(1)))
+    places = [(number, one) for number, part in enumerate(parts) for one in range(len(part.true) - 1)]
+    assert most_probes(parts, places, 2, PROBES) == probes
+    assert most_probes(parts, places, MOST_TOKENS, PROBES) == min(probes, MOST_CELLS // MOST_TOKENS)
+    assert MOST_CELLS // MOST_TOKENS >= FEWEST
+    assert most_probes(parts, places, 2, 100) == 100
+    assert most_probes(parts, places[:7], 2, PROBES) == 7
+
+
 @pytest.mark.parametrize("name", CHEATS)
 def test_a_cheat_is_refused_by_name(name: str, place: Path) -> None:
     old, new, rule = CHEATS[name]
@@ -87,6 +112,7 @@ def test_a_cheat_is_refused_by_name(name: str, place: Path) -> None:
         ("return np.log(np.array(rows))", "return np.zeros((1, 2))", r"log_probs gave 2 numbers, not 4 x 257"),
         ("return np.log(np.array(rows))", "import os; os._exit(3)", "its process has ended: it printed nothing"),
         ("context, stride = 8, 4", "context, stride = 4, 8", "1 <= stride <= context <= 65,536"),
+        ('[b""]', '[b""] * 400_000', "a vocabulary of at most 327,680 tokens"),
     ],
 )
 def test_a_mistake_is_one_sentence(old: str, new: str, sentence: str, place: Path) -> None:
