@@ -189,10 +189,11 @@ class Scorer:
         self._receive(0)  # once it is loaded
         self._limit = limit
         self._started = time.monotonic()
+        self.asked = 0.0  # of its seconds: from a question to the end of its answer
 
     @property
     def seconds(self) -> float:
-        """Since it was loaded: what it does between two questions counts as well."""
+        """Since it was loaded. It may compute while the judge does its arithmetic, so that counts as well."""
         return time.monotonic() - self._started
 
     def about(self) -> About:
@@ -229,6 +230,7 @@ class Scorer:
         self._ask(LEARN, np.array([first, *ids], np.int64).tobytes())
 
     def _ask(self, kind: int, data: bytes = b"", most: int = 0) -> bytes:
+        began = self.seconds
         left = memoryview(struct.pack(QUESTION, kind, len(data)) + data)
         while left:
             self._wait([], [self._asks])
@@ -236,7 +238,9 @@ class Scorer:
                 left = left[os.write(self._asks, left) :]
             except BrokenPipeError:
                 raise self._ended() from None
-        return self._receive(most)
+        answer = self._receive(most)
+        self.asked += self.seconds - began
+        return answer
 
     def _receive(self, most: int) -> bytes:
         """Return an answer of at most so many bytes; larger ones are not read."""

@@ -1,16 +1,28 @@
 """Entries from elsewhere: an honest one has the score of its own arithmetic, and each cheat is refused by name."""
 
 import math
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 from contain import NEEDS_SANDBOX
 from foreign_entries import CHEATS, HONEST, place, written
 
 from nanochat.errors import UserError
-from nanochat.trial.judging import FEWEST, PROBES, Limits, check_rows, judge, most_probes, parts_of
+from nanochat.trial.judging import (
+    FEWEST,
+    PROBES,
+    Judgement,
+    Limits,
+    check_normalised,
+    check_rows,
+    judge,
+    most_probes,
+    parts_of,
+)
 from nanochat.trial.scorer import MOST_CELLS, MOST_TOKENS, About
 
 pytestmark = NEEDS_SANDBOX
@@ -72,6 +84,26 @@ def test_a_few_places_that_look_ahead_are_found_in_a_long_text(place: Path) -> N
     )
     with pytest.raises(UserError, match=r"^refused, causal: "):
         judge(written(place, few), [" ".join(TEXTS) * 20], Limits(60))
+
+
+def test_the_arithmetic_makes_no_copy_in_fp64() -> None:
+    """The entry's clock runs meanwhile: for 75,000 places of 50,257 tokens it took most of the minute."""
+    rows = np.log(np.random.default_rng(1).dirichlet(np.ones(50_257), 20)).astype(np.float32) + np.float32(5e-4)
+    found = Judgement()
+    tracemalloc.start()
+    sums = check_normalised(rows, found)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.5 * rows.nbytes
+    assert sums == pytest.approx(5e-4, rel=1e-3)
+    assert (found.places, found.sum_error) == (20, pytest.approx(math.expm1(5e-4), rel=1e-3))
+
+
+def test_the_seconds_of_the_arithmetic_are_on_the_card(place: Path) -> None:
+    found = judge(written(place, HONEST), TEXTS, Limits(60))
+    assert 0 < found.unasked < found.seconds  # of the same clock
+    time = f"{found.seconds:.1f} s, with {found.unasked:.1f} s in which the judge added up and asked for nothing"
+    assert check_rows(found)[-1] == ["time", time]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def test_the_command(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     main(Config(folder=str(written(place, HONEST)), data=str(base.text), eval_bytes=1500))
     outcome = read_json(base.folder / "golf_judge/entry/outcome.json")
     assert outcome["metrics"]["Bytes"] == len(HONEST) + len("scorer.py")
-    assert [row[0] for row in outcome["tables"][1]["rows"]] == ["normalised", "causal", "score first", "bytes"]
+    assert [row[0] for row in outcome["tables"][1]["rows"]] == ["normalised", "causal", "score first", "bytes", "time"]
     written(place, HONEST.replace(*CHEATS["no number"][:2]))
     with pytest.raises(UserError, match=r"^refused, normalised: "):
         main(Config(folder=str(place), data=str(base.text), eval_bytes=1500))
