@@ -12,6 +12,8 @@
   learned from.
 
 The process sees copies of the folder's files, Python and the system's files, and numpy and torch with what they need.
+It begins in the copy of the folder, so `np.load("weights.npz")` finds a file there; it can write to /tmp alone. The
+sandbox maps no files: `mmap_mode` of `np.load` and `mmap` of `torch.load` fail.
 """
 
 import json
@@ -60,6 +62,7 @@ import sys
 
 sys.dont_write_bytecode = True
 sys.path[:0] = {paths}
+os.chdir({folder})
 
 def serve() -> None:
     reads, writes = open(READS, "rb"), open(WRITES, "wb")
@@ -287,6 +290,7 @@ def scorer(place: Path, seconds: float, unsafe: bool, more: Sequence[str] | None
     """
     program = PROGRAM.format(
         paths=[str(place), *package_folders()],
+        folder=repr(str(place)),
         answer=ANSWER,
         question=QUESTION,
         head=struct.calcsize(QUESTION),

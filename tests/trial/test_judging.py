@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 from contain import NEEDS_SANDBOX
-from foreign_entries import CHEATS, HONEST, place, written
+from foreign_entries import CHEATS, HONEST, place, with_a_file, written
 
 from nanochat.errors import UserError
 from nanochat.trial.judging import (
@@ -61,6 +61,13 @@ def test_an_honest_entry(place: Path) -> None:
     assert found.probe_nats == pytest.approx(found.alone_nats)
     bits = found.probe_nats / math.log(2) / found.probes
     assert check_rows(found)[1][1].endswith(f"a token there has {bits:.5f} bits with what follows, {bits:.5f} without")
+
+
+def test_an_entry_begins_in_its_own_folder(place: Path) -> None:
+    assert judge(with_a_file(place), TEXTS, Limits(60)).bpb == pytest.approx(expected_bpb(), rel=1e-6)
+    writing = HONEST.replace("return Entry()", "open('/tmp/scratch', 'w').close(); open('more', 'w')")
+    with pytest.raises(UserError, match="Read-only file system: 'more'"):  # a copy is the same for all its processes
+        judge(written(place, writing), TEXTS, Limits(60))
 
 
 def test_with_a_place_at_a_time_nothing_can_be_looked_at(place: Path) -> None:
