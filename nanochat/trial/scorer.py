@@ -115,6 +115,10 @@ class Refused(UserError):
         self.check = check
 
 
+class Broken(UserError):
+    """An entry does something else than it is asked for: it fails, its process ends, or an answer has another form."""
+
+
 @dataclass(frozen=True)
 class About:
     """What an entry says about itself."""
@@ -205,11 +209,11 @@ class Scorer:
             found = json.loads(said)
             words = [bytes.fromhex(word) for word in found["vocabulary"]]
             context, stride = int(found["context"]), int(found["stride"])
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise UserError(f"{SCORER}: what it says about itself cannot be read") from None
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            raise Broken(f"{SCORER}: what it says about itself cannot be read") from None
         possible = 1 <= len(words) <= MOST_TOKENS and 1 <= stride <= context <= MOST_CONTEXT
         if not possible or stride * len(words) > MOST_CELLS:
-            raise UserError(
+            raise Broken(
                 f"{SCORER}: it needs a vocabulary of at most {MOST_TOKENS:,} tokens, 1 <= stride <= context <="
                 f" {MOST_CONTEXT:,}, and at most {MOST_CELLS:,} numbers in an answer"
             )
@@ -218,7 +222,7 @@ class Scorer:
     def encode(self, text: bytes) -> list[int]:
         data = self._ask(ENCODE, text, most=8 * (len(text) + MOST_MARKS))
         if len(data) % 8:
-            raise UserError(f"{SCORER}: encode gave {len(data)} bytes, which are no tokens")
+            raise Broken(f"{SCORER}: encode gave {len(data)} bytes, which are no tokens")
         return np.frombuffer(data, np.int64).tolist()
 
     def log_probs(self, ids: Sequence[int], first: int, vocab_size: int) -> np.ndarray:
@@ -226,7 +230,7 @@ class Scorer:
         expected = 4 * shape[0] * shape[1]
         data = self._ask(LOG_PROBS, np.array([first, *ids], np.int64).tobytes(), most=expected)
         if len(data) != expected:
-            raise UserError(f"{SCORER}: log_probs gave {len(data) // 4:,} numbers, not {shape[0]:,} x {shape[1]:,}")
+            raise Broken(f"{SCORER}: log_probs gave {len(data) // 4:,} numbers, not {shape[0]:,} x {shape[1]:,}")
         return np.frombuffer(data, np.float32).reshape(shape)
 
     def learn(self, ids: Sequence[int], first: int) -> None:
@@ -249,7 +253,7 @@ class Scorer:
         """Return an answer of at most so many bytes; larger ones are not read."""
         status, size = struct.unpack(ANSWER, self._read(struct.calcsize(ANSWER)))
         if size > max(most, MOST_WORDS if status else 0):
-            raise UserError(f"{SCORER}: an answer of {size:,} bytes, where {most:,} were asked for")
+            raise Broken(f"{SCORER}: an answer of {size:,} bytes, where {most:,} were asked for")
         data = self._read(size)
         if status:
             raise self._error(printable(data.decode(errors="replace")))
@@ -271,15 +275,15 @@ class Scorer:
         if left <= 0 or not any(select.select(reads, writes, [], left)):
             raise Refused("time", f"it takes longer than {self._limit:g} s")
 
-    def _ended(self) -> UserError:
+    def _ended(self) -> Broken:
         last = self._verdict(ENDING).output.strip().splitlines()[-1:] or ["it printed nothing"]
-        return UserError(f"{SCORER}: its process has ended: {printable(last[0])}")
+        return Broken(f"{SCORER}: its process has ended: {printable(last[0])}")
 
     @staticmethod
     def _error(reason: str) -> UserError:
         if re.match(r"(ModuleNotFoundError|FileNotFoundError|PermissionError)\b", reason):
             return Refused("bytes", f"it needs what is not among its files ({reason})")
-        return UserError(f"{SCORER}: {reason}")
+        return Broken(f"{SCORER}: {reason}")
 
 
 @contextmanager
