@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 # Bytes after bytes, counted in what has its score; b"" is a mark that begins each document.
@@ -36,6 +37,18 @@ class Entry:
 def load() -> Entry:
     return Entry()
 """
+
+
+# The same entry with its counts in a file beside it, which it reads as it would in its own folder.
+WITH_A_FILE = HONEST.replace("np.ones((257, 257))", 'np.load("weights/counts.npz")["counts"]')
+
+
+def with_a_file(folder: Path) -> Path:
+    written(folder, WITH_A_FILE)
+    (folder / "weights").mkdir(mode=0o755)
+    np.savez(folder / "weights" / "counts.npz", counts=np.ones((257, 257)))
+    (folder / "weights" / "counts.npz").chmod(0o644)
+    return folder
 
 
 def written(folder: Path, program: str) -> Path:

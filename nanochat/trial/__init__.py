@@ -14,6 +14,6 @@ The door for other packages:
 - settings: BudgetName, ScaleName
 - decision: Plan, confirming_pairs
 - referee: Question, begin, hand_over, run_trial, open_holdout, list_series, verify_series
-- ledger: read; listing: ANSWERS, listed; referee: STATUS; sides: git, for benchmarks
-- judging: judge, check_rows, Limits; scorer: Refused, copy_files, entry_files, for entries of golf
+- ledger: Ledger, read; listing: ANSWERS, listed; referee: STATUS; sides: git, for benchmarks
+- judging: judge, check_rows, Judgement, Limits; scorer: Broken, Refused, copy_files, entry_files, for entries of golf
 """

@@ -20,9 +20,9 @@ from nanochat.trial.scorer import MOST_CELLS, About, Refused, scorer
 
 SUM_ERROR = 1e-3  # of probabilities over the vocabulary: rows are fp32
 SAME = 1e-3  # nats: two processes may round in other ways
-PROBES = 2000  # places that are asked for again; fewer, if that takes as many tokens as
-MOST_AGAIN = 10  # times the text
-FEWEST = 200  # in any case
+PROBES = 2000  # places that are asked for again without what follows; fewer, if these questions have
+MOST_AGAIN = 10  # times the tokens of the text
+FEWEST = 200  # in any case; scorer.MOST_TOKENS leaves room for their rows
 CONFIDENT = 3.0  # -ln 5 %: with this over the probes, a larger share of places would have been found with 95 %
 
 
@@ -58,11 +58,14 @@ class Judgement:
     bytes: int = 0
     tokens: int = 0
     seconds: float = 0.0  # that its process took, once loaded
+    unasked: float = 0.0  # of them, in which it was asked for nothing: the arithmetic of the judge
     parts: int = 0
     places: int = 0  # whose probabilities were added up
     sum_error: float = 0.0  # the largest
     open_places: int = 0  # whose own token is in their question: the others cannot look at it
     probes: int = 0  # such places that were asked for without what follows
+    probe_nats: float = 0.0  # of their tokens, with what follows
+    alone_nats: float = 0.0  # and without
     difference: float = 0.0  # the largest of a score, in nats, that should not differ
 
     @property
@@ -115,16 +118,19 @@ def filling(before: Sequence[Sequence[int]], about: About, count: int, dice: Ran
 
 
 def check_normalised(rows: np.ndarray, found: Judgement) -> np.ndarray:
-    """Return rows whose probabilities sum to 1 exactly; raise Refused unless they nearly did."""
+    """Return the logarithms of what the probabilities of each row sum to; raise Refused unless that is nearly 1.
+
+    Rows minus these are what is scored. A copy of all rows in fp64 would take four times as long, and the clock runs.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
-        sums = np.exp(rows.astype(np.float64)).sum(axis=1)
+        sums = np.exp(rows).sum(axis=1, dtype=np.float64)
     wrong = ~(np.abs(sums - 1) <= SUM_ERROR)  # also for NaN
     if wrong.any():
         place = int(wrong.argmax())
         raise Refused("normalised", f"the probabilities of a place sum to {sums[place]:.4g} over the vocabulary, not 1")
     found.places += len(rows)
     found.sum_error = max(found.sum_error, float(np.abs(sums - 1).max()))
-    return rows - np.log(sums)[:, None]
+    return np.log(sums)
 
 
 def difference(one: np.ndarray, other: np.ndarray) -> float:
@@ -152,14 +158,16 @@ def score_all(
         if own.about() != about:
             raise Refused("score first", "two of its processes say different things about themselves")
         for number, part in enumerate(parts):
-            rows = check_normalised(own.log_probs(part.ids, part.first, vocab_size), found)
+            rows = own.log_probs(part.ids, part.first, vocab_size)
+            sums = check_normalised(rows, found)
             count = len(part.true)
-            found.nats -= float(rows[np.arange(count), part.true].sum())
+            found.nats -= float((rows[np.arange(count), part.true] - sums[:count]).sum())
             found.tokens += count
-            kept |= {(number, one): rows[one].astype(np.float32) for one in places.get(number, ())}
+            kept |= {(number, one): (rows[one] - sums[one]).astype(np.float32) for one in places.get(number, ())}
             if limits.learns:
                 own.learn([*part.ids[: part.first], *part.true], part.first)
         found.seconds = own.seconds
+        found.unasked = own.seconds - own.asked
     return kept
 
 
@@ -187,13 +195,15 @@ def ask_again(
             alone = {}
             for one in sorted(places):  # what follows a place is shown after it was asked for
                 cut = part.first + one
-                [alone[one]] = check_normalised(twin.log_probs(part.ids[:cut], cut, vocab_size), Judgement())
+                rows = twin.log_probs(part.ids[:cut], cut, vocab_size)
+                alone[one] = rows[0] - check_normalised(rows, Judgement())[0]
             if places:
-                once, again = (
-                    check_normalised(twin.log_probs(part.ids, part.first, vocab_size), Judgement()) for _ in range(2)
-                )
+                once, again = (twin.log_probs(part.ids, part.first, vocab_size) for _ in range(2))
+                sums, sums_again = (check_normalised(rows, Judgement()) for rows in (once, again))
                 for one in places:
-                    compare(kept[number, one], alone[one], once[one], again[one], found)
+                    compare(kept[number, one], alone[one], once[one] - sums[one], again[one] - sums_again[one], found)
+                    found.probe_nats -= float(kept[number, one][part.true[one]])
+                    found.alone_nats -= float(alone[one][part.true[one]])
             if limits.learns:
                 twin.learn([*part.ids[: part.first], *part.true], part.first)
 
@@ -214,6 +224,18 @@ def compare(first: np.ndarray, alone: np.ndarray, once: np.ndarray, again: np.nd
     found.difference = max(found.difference, apart, ahead)
 
 
+def most_probes(parts: Sequence[Part], open_places: Sequence[tuple[int, int]], vocab_size: int, most: int) -> int:
+    """Return how many of the open places, of part and place, are asked for again: `most`, or what can be afforded.
+
+    What counts is how long the questions without what follows will be. The context that an entry declares may be longer
+    than any document, and the other questions are those of the first process.
+    """
+    tokens = sum(len(part.true) for part in parts)
+    asked = sum(parts[number].first + one for number, one in open_places)  # if all were asked for
+    affordable = MOST_AGAIN * tokens * len(open_places) // max(1, asked)
+    return min(most, max(FEWEST, affordable), MOST_CELLS // vocab_size, len(open_places))  # their rows are kept
+
+
 def judge(place: Path, documents: Sequence[str], limits: Limits) -> Judgement:
     """Return the judgement of the files in a folder; Refused for an entry that breaks a rule."""
     documents = list(filter(None, documents))
@@ -229,9 +251,7 @@ def judge(place: Path, documents: Sequence[str], limits: Limits) -> Judgement:
         (number, one) for number, part in enumerate(parts) for one in range(min(len(part.true), part.places - 1))
     ]
     found.open_places = len(open_places)
-    affordable = MOST_AGAIN * sum(map(len, texts)) // about.context
-    most = min(limits.probes, max(FEWEST, affordable), MOST_CELLS // len(about.vocabulary))  # their rows are kept
-    probed = dice.sample(open_places, min(most, len(open_places)))
+    probed = dice.sample(open_places, most_probes(parts, open_places, len(about.vocabulary), limits.probes))
     by_part: dict[int, list[int]] = {}
     for number, one in probed:
         by_part.setdefault(number, []).append(one)
@@ -245,13 +265,19 @@ def check_rows(found: Judgement) -> list[list[str]]:
     causal = "no place's own token is in its question"
     if found.open_places:
         most = 0.0 if found.probes == found.open_places else CONFIDENT / found.probes
+        bits = math.log(2) * found.probes
         causal = (
             f"{found.probes:,} of {found.open_places:,} places without what follows, largest difference"
-            f" {found.difference:.1e} nats; with 95 % no more than {most:.2%} of the places look ahead"
+            f" {found.difference:.1e} nats; with 95 % no more than {most:.2%} of the places look ahead; a token there"
+            f" has {found.probe_nats / bits:.5f} bits with what follows, {found.alone_nats / bits:.5f} without"
         )
     return [
         ["normalised", f"{found.places:,} places, the largest error of a sum is {found.sum_error:.1e}"],
         ["causal", causal],
         ["score first", f"{found.parts:,} parts of the text, each given once; those of the same places again"],
         ["bytes", "copied, and counted there; the tokens have the bytes of the text"],
+        [
+            "time",
+            f"{found.seconds:.1f} s, with {found.unasked:.1f} s in which the judge added up and asked for nothing",
+        ],
     ]

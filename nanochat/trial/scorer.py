@@ -12,6 +12,8 @@
   learned from.
 
 The process sees copies of the folder's files, Python and the system's files, and numpy and torch with what they need.
+It begins in the copy of the folder, so `np.load("weights.npz")` finds a file there; it can write to /tmp alone. The
+sandbox maps no files: `mmap_mode` of `np.load` and `mmap` of `torch.load` fail.
 """
 
 import json
@@ -36,6 +38,7 @@ PACKAGES = ("numpy", "torch")
 SCORER = "scorer.py"
 MOST_CONTEXT = 65_536
 MOST_CELLS = 2**26  # numbers in an answer: stride x vocabulary
+MOST_TOKENS = 320 * 2**10  # of a vocabulary: with more, too few rows could be kept to be compared
 MOST_MARKS = 16  # tokens of a document beyond its bytes
 MOST_ABOUT = 2**26  # bytes of what an entry says about itself
 MEMORY = 2**35  # address space; the libraries reserve far more than they use
@@ -59,6 +62,7 @@ import sys
 
 sys.dont_write_bytecode = True
 sys.path[:0] = {paths}
+os.chdir({folder})
 
 def serve() -> None:
     reads, writes = open(READS, "rb"), open(WRITES, "wb")
@@ -109,6 +113,10 @@ class Refused(UserError):
     def __init__(self, check: str, reason: str) -> None:
         super().__init__(f"refused, {check}: {reason}")
         self.check = check
+
+
+class Broken(UserError):
+    """An entry does something else than it is asked for: it fails, its process ends, or an answer has another form."""
 
 
 @dataclass(frozen=True)
@@ -188,10 +196,11 @@ class Scorer:
         self._receive(0)  # once it is loaded
         self._limit = limit
         self._started = time.monotonic()
+        self.asked = 0.0  # of its seconds: from a question to the end of its answer
 
     @property
     def seconds(self) -> float:
-        """Since it was loaded: what it does between two questions counts as well."""
+        """Since it was loaded. It may compute while the judge does its arithmetic, so that counts as well."""
         return time.monotonic() - self._started
 
     def about(self) -> About:
@@ -200,19 +209,20 @@ class Scorer:
             found = json.loads(said)
             words = [bytes.fromhex(word) for word in found["vocabulary"]]
             context, stride = int(found["context"]), int(found["stride"])
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise UserError(f"{SCORER}: what it says about itself cannot be read") from None
-        if not words or not 1 <= stride <= context <= MOST_CONTEXT or stride * len(words) > MOST_CELLS:
-            raise UserError(
-                f"{SCORER}: it needs a vocabulary, 1 <= stride <= context <= {MOST_CONTEXT:,}, and at most"
-                f" {MOST_CELLS:,} numbers in an answer"
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            raise Broken(f"{SCORER}: what it says about itself cannot be read") from None
+        possible = 1 <= len(words) <= MOST_TOKENS and 1 <= stride <= context <= MOST_CONTEXT
+        if not possible or stride * len(words) > MOST_CELLS:
+            raise Broken(
+                f"{SCORER}: it needs a vocabulary of at most {MOST_TOKENS:,} tokens, 1 <= stride <= context <="
+                f" {MOST_CONTEXT:,}, and at most {MOST_CELLS:,} numbers in an answer"
             )
         return About(words, context, stride)
 
     def encode(self, text: bytes) -> list[int]:
         data = self._ask(ENCODE, text, most=8 * (len(text) + MOST_MARKS))
         if len(data) % 8:
-            raise UserError(f"{SCORER}: encode gave {len(data)} bytes, which are no tokens")
+            raise Broken(f"{SCORER}: encode gave {len(data)} bytes, which are no tokens")
         return np.frombuffer(data, np.int64).tolist()
 
     def log_probs(self, ids: Sequence[int], first: int, vocab_size: int) -> np.ndarray:
@@ -220,13 +230,14 @@ class Scorer:
         expected = 4 * shape[0] * shape[1]
         data = self._ask(LOG_PROBS, np.array([first, *ids], np.int64).tobytes(), most=expected)
         if len(data) != expected:
-            raise UserError(f"{SCORER}: log_probs gave {len(data) // 4:,} numbers, not {shape[0]:,} x {shape[1]:,}")
+            raise Broken(f"{SCORER}: log_probs gave {len(data) // 4:,} numbers, not {shape[0]:,} x {shape[1]:,}")
         return np.frombuffer(data, np.float32).reshape(shape)
 
     def learn(self, ids: Sequence[int], first: int) -> None:
         self._ask(LEARN, np.array([first, *ids], np.int64).tobytes())
 
     def _ask(self, kind: int, data: bytes = b"", most: int = 0) -> bytes:
+        began = self.seconds
         left = memoryview(struct.pack(QUESTION, kind, len(data)) + data)
         while left:
             self._wait([], [self._asks])
@@ -234,13 +245,15 @@ class Scorer:
                 left = left[os.write(self._asks, left) :]
             except BrokenPipeError:
                 raise self._ended() from None
-        return self._receive(most)
+        answer = self._receive(most)
+        self.asked += self.seconds - began
+        return answer
 
     def _receive(self, most: int) -> bytes:
         """Return an answer of at most so many bytes; larger ones are not read."""
         status, size = struct.unpack(ANSWER, self._read(struct.calcsize(ANSWER)))
         if size > max(most, MOST_WORDS if status else 0):
-            raise UserError(f"{SCORER}: an answer of {size:,} bytes, where {most:,} were asked for")
+            raise Broken(f"{SCORER}: an answer of {size:,} bytes, where {most:,} were asked for")
         data = self._read(size)
         if status:
             raise self._error(printable(data.decode(errors="replace")))
@@ -262,15 +275,15 @@ class Scorer:
         if left <= 0 or not any(select.select(reads, writes, [], left)):
             raise Refused("time", f"it takes longer than {self._limit:g} s")
 
-    def _ended(self) -> UserError:
+    def _ended(self) -> Broken:
         last = self._verdict(ENDING).output.strip().splitlines()[-1:] or ["it printed nothing"]
-        return UserError(f"{SCORER}: its process has ended: {printable(last[0])}")
+        return Broken(f"{SCORER}: its process has ended: {printable(last[0])}")
 
     @staticmethod
     def _error(reason: str) -> UserError:
         if re.match(r"(ModuleNotFoundError|FileNotFoundError|PermissionError)\b", reason):
             return Refused("bytes", f"it needs what is not among its files ({reason})")
-        return UserError(f"{SCORER}: {reason}")
+        return Broken(f"{SCORER}: {reason}")
 
 
 @contextmanager
@@ -281,6 +294,7 @@ def scorer(place: Path, seconds: float, unsafe: bool, more: Sequence[str] | None
     """
     program = PROGRAM.format(
         paths=[str(place), *package_folders()],
+        folder=repr(str(place)),
         answer=ANSWER,
         question=QUESTION,
         head=struct.calcsize(QUESTION),

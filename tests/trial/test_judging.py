@@ -1,15 +1,29 @@
 """Entries from elsewhere: an honest one has the score of its own arithmetic, and each cheat is refused by name."""
 
 import math
+import tracemalloc
 from collections import Counter
 from pathlib import Path
+from random import Random
 
+import numpy as np
 import pytest
 from contain import NEEDS_SANDBOX
-from foreign_entries import CHEATS, HONEST, place, written
+from foreign_entries import CHEATS, HONEST, place, with_a_file, written
 
 from nanochat.errors import UserError
-from nanochat.trial.judging import Limits, check_rows, judge
+from nanochat.trial.judging import (
+    FEWEST,
+    PROBES,
+    Judgement,
+    Limits,
+    check_normalised,
+    check_rows,
+    judge,
+    most_probes,
+    parts_of,
+)
+from nanochat.trial.scorer import MOST_CELLS, MOST_TOKENS, About
 
 pytestmark = NEEDS_SANDBOX
 __all__ = ["place"]
@@ -44,6 +58,16 @@ def test_an_honest_entry(place: Path) -> None:
     # Of each four places the last one's own token is not in the question, but for the ends of documents.
     assert found.probes == found.open_places == sum(count - count // 4 for count in counts)
     assert found.difference < 1e-6
+    assert found.probe_nats == pytest.approx(found.alone_nats)
+    bits = found.probe_nats / math.log(2) / found.probes
+    assert check_rows(found)[1][1].endswith(f"a token there has {bits:.5f} bits with what follows, {bits:.5f} without")
+
+
+def test_an_entry_begins_in_its_own_folder(place: Path) -> None:
+    assert judge(with_a_file(place), TEXTS, Limits(60)).bpb == pytest.approx(expected_bpb(), rel=1e-6)
+    writing = HONEST.replace("return Entry()", "open('/tmp/scratch', 'w').close(); open('more', 'w')")
+    with pytest.raises(UserError, match="Read-only file system: 'more'"):  # a copy is the same for all its processes
+        judge(written(place, writing), TEXTS, Limits(60))
 
 
 def test_with_a_place_at_a_time_nothing_can_be_looked_at(place: Path) -> None:
@@ -69,6 +93,46 @@ def test_a_few_places_that_look_ahead_are_found_in_a_long_text(place: Path) -> N
         judge(written(place, few), [" ".join(TEXTS) * 20], Limits(60))
 
 
+def test_the_arithmetic_makes_no_copy_in_fp64() -> None:
+    """The entry's clock runs meanwhile: for 75,000 places of 50,257 tokens it took most of the minute."""
+    rows = np.log(np.random.default_rng(1).dirichlet(np.ones(50_257), 20)).astype(np.float32) + np.float32(5e-4)
+    found = Judgement()
+    tracemalloc.start()
+    sums = check_normalised(rows, found)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.5 * rows.nbytes
+    assert sums == pytest.approx(5e-4, rel=1e-3)
+    assert (found.places, found.sum_error) == (20, pytest.approx(math.expm1(5e-4), rel=1e-3))
+
+
+def test_the_seconds_of_the_arithmetic_are_on_the_card(place: Path) -> None:
+    found = judge(written(place, HONEST), TEXTS, Limits(60))
+    assert 0 < found.unasked < found.seconds  # of the same clock
+    time = f"{found.seconds:.1f} s, with {found.unasked:.1f} s in which the judge added up and asked for nothing"
+    assert check_rows(found)[-1] == ["time", time]
+
+
+@pytest.mark.parametrize(
+    ("length", "context", "stride", "probes"),
+    [
+        (400, 512, 16, PROBES),
+        (400, 65_536, 16, PROBES),  # no document is as long as the entry says
+        (400, 65_536, 8192, PROBES),  # questions are filled with other tokens
+        (40_000, 65_536, 16, FEWEST),  # a question of many tokens costs an honest entry as much
+    ],
+)
+def test_what_an_entry_declares_does_not_shrink_the_check(length: int, context: int, stride: int, probes: int) -> None:
+    texts = [[1] * length] * (80_000 // length)
+    parts = list(parts_of(texts, About([b"a"] * 2, context, stride), Random(1)))
+    places = [(number, one) for number, part in enumerate(parts) for one in range(len(part.true) - 1)]
+    assert most_probes(parts, places, 2, PROBES) == probes
+    assert most_probes(parts, places, MOST_TOKENS, PROBES) == min(probes, MOST_CELLS // MOST_TOKENS)
+    assert MOST_CELLS // MOST_TOKENS >= FEWEST
+    assert most_probes(parts, places, 2, 100) == 100
+    assert most_probes(parts, places[:7], 2, PROBES) == 7
+
+
 @pytest.mark.parametrize("name", CHEATS)
 def test_a_cheat_is_refused_by_name(name: str, place: Path) -> None:
     old, new, rule = CHEATS[name]
@@ -87,6 +151,7 @@ def test_a_cheat_is_refused_by_name(name: str, place: Path) -> None:
         ("return np.log(np.array(rows))", "return np.zeros((1, 2))", r"log_probs gave 2 numbers, not 4 x 257"),
         ("return np.log(np.array(rows))", "import os; os._exit(3)", "its process has ended: it printed nothing"),
         ("context, stride = 8, 4", "context, stride = 4, 8", "1 <= stride <= context <= 65,536"),
+        ('[b""]', '[b""] * 400_000', "a vocabulary of at most 327,680 tokens"),
     ],
 )
 def test_a_mistake_is_one_sentence(old: str, new: str, sentence: str, place: Path) -> None:
