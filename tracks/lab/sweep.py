@@ -750,22 +750,21 @@ def _dry_run(script: str, flags: tuple[str, ...], devices: tuple[tuple[str, str]
 
 
 def disk_needed(spec: Spec, runs: Sequence[Run]) -> int:
-    """Return the bytes of the checkpoints of those runs that are not trained; each is as large as one of its base.
+    """Return the bytes of the checkpoints of those runs that are not trained."""
+    return sum(disk_of(spec, run) for run in runs if not has_result(spec, run_steps(spec, run)[0]))
+
+
+def disk_of(spec: Spec, run: Run) -> int:
+    """Return the bytes of a run's checkpoint: as large as one of its base.
 
     A base model itself: its weights in fp32, and the optimizer's state.
     """
-    size = 0
-    for run in runs:
-        if has_result(spec, run_steps(spec, run)[0]):
-            continue
-        if spec.is_pretraining:
-            plan = plan_of(spec, run)["plan"]
-            size += 4 * plan["counts"]["total"] + plan["state_bytes"]
-            continue
-        base = base_dir() / spec.parent_of(run.base)
-        folders = [step_dir(base, step) for step in saved_steps(base)]
-        size += max(sum(path.stat().st_size for path in folder.iterdir()) for folder in folders)
-    return size
+    if spec.is_pretraining:
+        plan = plan_of(spec, run)["plan"]
+        return 4 * plan["counts"]["total"] + plan["state_bytes"]
+    base = base_dir() / spec.parent_of(run.base)
+    folders = [step_dir(base, step) for step in saved_steps(base)]
+    return max(sum(path.stat().st_size for path in folder.iterdir()) for folder in folders)
 
 
 # ---- looks at held-out benchmarks ----
