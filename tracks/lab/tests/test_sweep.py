@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from committed_cards import LABELS
 from outcomes import leave
 
 from nanochat.config import parse
@@ -16,8 +15,7 @@ from nanochat.outcome import Outcome
 from nanochat.paths import write_json, write_jsonl, write_text
 from nanochat.stages import MODELS
 from scripts import base_eval, chat_eval, chat_sft
-from tasks import TASKS
-from tracks.lab import merge, related, significance, sweep
+from tracks.lab import merge, significance, sweep
 from tracks.lab.kinds import check_disk, compare_mixes, flag_mistakes, has, open_mixes, waiting_runs
 from tracks.lab.run import Config
 from tracks.lab.sweep import (
@@ -151,45 +149,6 @@ def test_a_task_that_is_learned_by_rl_is_not_held_out_under_another_spelling(
     changes = {'"chat_sft"': '"chat_rl"', '"Chats"': f'"{mix}"', '["World-Talk"]': f'["{held_out}"]'}
     assert mistakes(read_lab(base, changes)) == [f"{held_out} is learned by chat_rl, and cannot be held_out"]
     assert mistakes(read_lab(base, changes | {'["World-Talk"]': '["World-Talk"]'})) == []
-
-
-@pytest.mark.parametrize(
-    ("stage", "mix", "held_out", "named"),
-    [
-        ("chat_sft", "ARC-Easy%1,click-halves~styles%99", "CLIcK", "learned with CLIcK-Halves"),
-        ("mid_train", "SmolTalk,no-task|CLIcK-Halves:2", "click~options:8", "learned with CLIcK-Halves"),
-        ("chat_sft", "Alpaca-Part@100", "Alpaca-Constrained", "learned with Alpaca-Part"),
-        ("chat_sft", "KMMLU", "KMMLU-Redux", "learned with KMMLU"),
-        ("chat_rl", "CLIcK-Halves", "CLIcK", "learned with CLIcK-Halves"),
-        ("chat_rl", "MATH", "MATH-500", "prompts of MATH"),
-        ("chat_rl", "math", "HRM8K", "prompts of MATH"),
-        ("chat_rl", "GSM8K", "HRM8K", "prompts of GSM8K"),
-        ("chat_rl", "AQUA-Rationale", "AQUA", "prompts of AQUA-Rationale"),
-        ("chat_rl", "ARC-Easy", "arc_easy", "prompts of ARC-Easy"),
-        # Its own test split, test splits of others, and a file of that name.
-        ("chat_sft", "CLIcK-Halves,GSM8K", "CLIcK-Halves", ""),
-        ("chat_sft", "MATH,GSM8K,ARC-Easy", "MATH-500", ""),
-        ("chat_sft", "json:CLIcK-Halves,AQUA", "CLIcK", ""),
-        ("chat_dpo", "CLIcK-Halves", "CLIcK", ""),
-        ("chat_rl", "GSM8K", "MATH-500", ""),
-    ],
-)
-def test_a_benchmark_with_questions_that_are_learned_is_not_held_out(
-    stage: str, mix: str, held_out: str, named: str, base: Path
-) -> None:
-    for tag in ("one", "two"):
-        for source in ("base", "sft"):
-            write_text(base / f"{MODELS[source]}/{tag}/step_000010/manifest.json", "{}")
-    changes = {'"chat_sft"': f'"{stage}"', '"Chats,Facts"': f'"{mix}"', '["World-Talk"]': f'["{held_out}"]'}
-    found = mistakes(read_lab(base, changes))
-    assert len(found) == bool(named)
-    assert all(line.startswith(f"{held_out} has ") and named in line for line in found)
-    assert all(line.endswith(" and cannot be held_out") for line in found)
-
-
-def test_the_table_of_related_data_sets_has_known_names() -> None:
-    pairs = [*related.TESTS, *([name, *others] for name, others in related.LEARNED.items())]
-    assert {name for names in pairs for name in names} <= {*TASKS, *LABELS}
 
 
 def test_a_share_that_is_no_number_is_named_once(base: Path) -> None:
