@@ -1,5 +1,6 @@
 """bench.evidence: how far behind a committed card is, and a card that is made again."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from conftest import ROOT, checked
 from outcomes import leave
 
 from bench import evidence, speed
-from bench.evidence import CARDS, TRUNK, Card, age, cards
+from bench.evidence import CARDS, PLANNED, TRUNK, Card, age, cards
 from nanochat.errors import UserError
 from nanochat.paths import write_json, write_text
 
@@ -111,10 +112,70 @@ def test_every_committed_card_is_listed_with_the_code_it_depends_on() -> None:
     texts |= {path: path.read_text(encoding="utf-8") for path in ROOT.glob("tracks/*/*.md")}
     committed = {path.relative_to(ROOT).as_posix() for path, text in texts.items() if text.startswith(CARD)}
     assert committed == {card.path for card in cards()}
-    for card in CARDS:
-        assert not card.track or card.path.startswith(f"tracks/{card.track}/")
+    assert not committed & {card.path for card in PLANNED}
+    names = [card.name for card in [*CARDS, *PLANNED]]
+    assert len(set(names)) == len(names)
+    for card in [*CARDS, *PLANNED]:
+        assert not card.tracks or card.path.startswith(f"tracks/{card.tracks[0]}/")
     for path in TRUNK:
         assert (ROOT / path).exists()
+
+
+def test_a_card_depends_on_all_tracks_that_its_commands_run() -> None:
+    """On those in its commands, and on those that its own track imports or starts."""
+    for card in cards([*CARDS, *PLANNED]):
+        used = set(re.findall(r"\btracks[./](\w+)", " ".join(card.commands)))
+        for path in (ROOT / "tracks" / card.tracks[0]).glob("*.py") if card.tracks else ():
+            text = path.read_text(encoding="utf-8")
+            used |= set(re.findall(r'(?:from |import |")tracks\.(\w+)', text))
+        assert used <= {*card.tracks}, card.name
+    by_name = {card.name: card for card in CARDS}
+    assert {*by_name["two_bases"].tracks} == {"lab", "bases", "export", "benchmarks", "chatdata"}
+    assert {*by_name["bases"].tracks} == {"bases", "export", "benchmarks", "preferences"}
+    assert by_name["main"].code == (*TRUNK, ":!*.md")
+    own = by_name["lab"].code[len(TRUNK) :]
+    assert own == ("tracks/lab", ":!tracks/lab/tests", "tracks/chatdata", ":!tracks/chatdata/tests", ":!*.md")
+
+
+def test_labs_with_held_out_benchmarks_ask_them_at_the_end() -> None:
+    """Only then their cards have the ratio of the costs of the recipe and of the final models."""
+    for card in [*CARDS, *PLANNED]:
+        for command in card.commands:
+            if "tracks.lab." in command:
+                assert command.endswith(" --final"), card.name
+
+
+def test_a_change_in_any_of_its_tracks_counts(tree: Path) -> None:
+    for name in ("lab/card", "chatdata/run", "chatdata/tests/test_run", "golf/run"):
+        write_text(tree / f"tracks/{name}.py", "1")
+        git(tree, "add", ".")
+        git(tree, "commit", "-m", name)
+    write_text(tree / "tracks/lab/card.md", (tree / "report.md").read_text(encoding="utf-8"))
+    assert age(Card("lab", "tracks/lab/card.md", [], 6.0, ["lab", "chatdata"]))[-2:] == [7, 3]
+    assert age(Card("lab", "tracks/lab/card.md", [], 6.0, ["lab"]))[-2:] == [7, 2]
+
+
+def test_studies_that_have_not_been_run_are_listed_and_run_by_name_alone(
+    tree: Path, base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_text(tree / "run.sh", "")
+    git(tree, "add", ".")
+    git(tree, "commit", "-m", "The run")
+    commit = git(tree, "rev-parse", "--short", "HEAD")
+    card = Card("other", "report/other.md", ['touch "$NANOCHAT_BASE_DIR/started"'], 9.0)
+    monkeypatch.setattr(evidence, "PLANNED", [card])
+    monkeypatch.setattr(evidence, "AWAITING", {"other": "nine hours of two cores"})
+    evidence.main(["--check"])
+    said = capsys.readouterr().out
+    assert "| other | report/other.md | - " in said
+    assert "evidence: report/other.md has not been made yet: nine hours of two cores" in said
+    for name in ("main", "other"):
+        leave(base / "evidence" / commit / name)
+    evidence.main([])
+    assert not (tree / "report/other.md").exists()
+    assert "about 1.1 hours" in capsys.readouterr().out
+    evidence.main(["--only=other"])
+    assert (tree / "report/other.md").exists()
 
 
 # ---- the speed table of README.md ----

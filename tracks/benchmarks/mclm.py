@@ -13,7 +13,7 @@ from nanochat.calculator import REFUSALS, calculate
 from nanochat.errors import UserError
 from nanochat.protocols import Conversation
 from tasks.common import exchange
-from tracks.benchmarks.hrm8k import ANNOUNCEMENTS, HRM8K, NUMBER
+from tracks.benchmarks.hrm8k import BOXED, HRM8K, NUMBER, WORDS, after_hashes
 
 MAX_ANSWER = 300  # characters
 
@@ -124,9 +124,10 @@ class MCLM(HRM8K):
     @staticmethod
     def read(text: str) -> str:
         """Return the announced answer, or else the last number, in a form that is equal for equal answers."""
-        # As for HRM8K: the surest announcement counts, and the last of its kind.
-        found = [found for pattern in (*ANNOUNCEMENTS, NUMBER) for found in pattern.findall(text)[-1:]]
-        answer = "".join(found[:1])[:MAX_ANSWER].strip()
+        # A box comes first: competitions ask for one, and #### may be a heading. Many answers begin with no number.
+        number, end = after_hashes(text)
+        found = [*BOXED.findall(text)[-1:], end, number, *WORDS.findall(text)[-1:], *NUMBER.findall(text)[-1:]]
+        answer = next(filter(None, found), "")[:MAX_ANSWER].strip()
         for rule in REWRITINGS:
             answer = re.sub(rule.pattern, rule.replacement, answer)
         answer = ELEMENT.sub(lambda found: _number(found[0]) or found[0], answer)

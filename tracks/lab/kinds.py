@@ -1,14 +1,14 @@
 """What `tracks.lab.run` does: checks a spec, and runs the kinds of labs.
 
 - run_lab(config): everything, in order.
-- compare_mixes, measure_noise, search_rates: the kinds, by the flag --kind.
+- compare_mixes, measure_noise, search_rates: the kinds, by the flag --kind. search_plan: that of the last, in words.
 - check_disk, flag_mistakes: what is found before anything runs.
 """
 
 import importlib
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import chain, product
 from pathlib import Path
@@ -20,7 +20,7 @@ from nanochat.data.hub import HubError
 from nanochat.errors import UserError
 from nanochat.evals.core_tasks import open_core
 from nanochat.jobs.runner import Job
-from nanochat.log import print0, table_of
+from nanochat.log import duration, print0, table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import base_dir, newest_manifest, saved_steps, tokenizer_file
 from tasks import JUDGED, TASKS, find_task, open_tasks
@@ -40,7 +40,7 @@ from tracks.lab.findings import (
     write_report,
 )
 from tracks.lab.prune import prune
-from tracks.lab.rates import rounds
+from tracks.lab.rates import rounds, runs_ahead
 
 if TYPE_CHECKING:
     from tracks.lab.run import Config
@@ -67,6 +67,9 @@ def run_lab(config: "Config") -> None:
     gpus = min(len(gpu_names()), 1) if config.gpus < 0 else config.gpus
     devices = {"CUDA_VISIBLE_DEVICES": ",".join(gpu_names()[:gpus])} if config.engine == "local" else {}
     spec = spec.model_copy(update={"files": files, "gpus": gpus, "devices": devices})
+    if config.plan and config.kind == "rates":
+        print0(*search_plan(spec, config, lambda runs: sweep.planned_training(spec, runs)), sep="\n")
+        return
     if config.plan:
         print0(*sweep.expectations(spec, questions, lambda runs: sweep.planned_training(spec, runs)), sep="\n")
         return
@@ -115,8 +118,10 @@ def core_labels(spec: sweep.Spec) -> list[str]:
 def refused_flags(config: "Config", spec: sweep.Spec) -> list[str]:
     """Return sentences about flags that do not fit each other or the lab."""
     found = []
-    if config.kind != "mixes" and (config.plan or config.final):
-        found.append("--plan and --final belong to --kind=mixes")
+    if config.kind == "variance" and config.plan:
+        found.append("--plan belongs to --kind=mixes and rates, which train")
+    if config.kind != "mixes" and config.final:
+        found.append("--final belongs to --kind=mixes")
     texts = [spec.flags, *(spec.mixes.values() if spec.is_pretraining else ())]
     silent = any("--eval-every=-1" in text.replace("_", "-").split() for text in texts)
     if config.kind == "rates" and silent:
@@ -283,14 +288,46 @@ def measure_noise(spec: sweep.Spec, outcome: Outcome, config: "Config") -> None:
     write_noise(spec, outcome)
 
 
+def search_plan(
+    spec: sweep.Spec, config: "Config", planned: Callable[[Sequence[sweep.Run]], float | None]
+) -> list[str]:
+    """Return the plan of a search in words. planned: the seconds that runs train, as `sweep.planned_training`."""
+    usual, most = runs_ahead(len(spec.seeds))
+    one_of_each = [sweep.Run(base, mix, 1.0, spec.seeds[0]) for base, mix in product(spec.bases, spec.mixes)]
+    count = len(one_of_each)
+    seconds = planned(one_of_each)
+    left = "the time of training is not known"
+    if seconds is not None:
+        left = (
+            f"about {duration(usual * seconds)} of training, one run after the other, as --dry-run estimates; at most"
+            f" {duration(most * seconds)}"
+        )
+    sizes = sorted((sweep.disk_of(spec, run) for run in one_of_each), reverse=True)
+    room = {
+        "all": most * sum(sizes),
+        # The best rate of each is left, in all seeds, and one search is at work.
+        "best": len(spec.seeds) * sum(sizes[1:]) + most * sizes[0],
+        "none": config.jobs * sizes[0],
+    }
+    return [
+        f"{count} {'search' if count == 1 else 'searches'}, of a base and a mix each: about {usual * count} runs, and"
+        f" at most {most * count}, where the best rate is far from the stage's own",
+        left,
+        f"at most {room[config.keep] / 1e9:.1f} GB of checkpoints at a time, with --keep={config.keep}",
+        "runs that are finished are counted, and will not be repeated",
+    ]
+
+
 def search_rates(spec: sweep.Spec, outcome: Outcome, config: "Config") -> None:
     """Search for the best rate of each mix on each base, and report it. Runs that are finished are not repeated."""
     trained = sweep.STAGES[spec.stage]
     sign = -1 if trained.higher_is_better else 1  # the search looks for the lowest
+    prunes = config.keep == "none"  # each run as soon as it has ended: its log has all that is compared
     outcome.metrics = {"Question": spec.question}
     rows = []
     for base, mix in product(spec.bases, spec.mixes):
         losses = {}
+        searched: dict[str, float] = {}  # STAGE/TAG of each run that has ended -> its rate
         for ahead in rounds(losses, len(spec.seeds), trained.measure):
             print0(f"lab: {mix} on {base}: {ahead.sentence}")
             if not ahead.seeds:  # the last round: the result
@@ -298,6 +335,10 @@ def search_rates(spec: sweep.Spec, outcome: Outcome, config: "Config") -> None:
                 for rate, by_seed in sorted(losses.items()):
                     is_best = "yes" if rate in ahead.rates else ""
                     rows.append([base, mix, rate, len(by_seed), sign * fmean(by_seed), is_best])
+                if config.keep == "best":
+                    for name, rate in searched.items():
+                        if rate not in ahead.rates:
+                            prune(name)
                 break
             seeds = spec.seeds[: ahead.seeds]
             part = spec.model_copy(
@@ -309,10 +350,15 @@ def search_rates(spec: sweep.Spec, outcome: Outcome, config: "Config") -> None:
                     "seeds": seeds,
                 }
             )
-            check_disk(part, part.runs)
-            start(part, [sweep.run_steps(part, run)[:1] for run in part.runs], config)
+            check_disk(part, waiting_runs(part, part.runs)[: config.jobs] if prunes else part.runs)
+            ends = [[sweep.prune_step(part, run)] if prunes else [] for run in part.runs]
+            chains = [[*sweep.run_steps(part, run)[:1], *end] for run, end in zip(part.runs, ends, strict=True)]
+            start(part, chains, config)
             for rate in ahead.rates:
                 losses[rate] = [sign * last_figure(part, run) for run in part.runs if run.rate == rate]
+            # Those that have diverged have no result, and stay as they are: the next start tries them again.
+            done = [run for run in part.runs if part.outcome_of(run).exists()]
+            searched |= {f"{part.stage}/{part.tag_of(run)}": run.rate for run in done}
     title = f"Rates, as factors of the stage's own, by the last {trained.measure}"
     column = "Score" if trained.higher_is_better else "Loss"
     outcome.tables = [table_of(title, f"Base | Mix | Rate:g | Seeds | {column}:.4f | Best", rows)]

@@ -2,7 +2,7 @@
 
 `rounds(losses, seeds, measure)` yields the runs that come next, and the result at the end. Rates are factors of the
 stage's own learning rates. Nothing is run here: the caller trains, and skips runs that are finished, so an interrupted
-search goes on.
+search goes on. `runs_ahead(seeds)`: how many runs it takes.
 
 1. Ten rates over two decades, with the first seed. If the optimum lies at an end of the range, the range moves there.
 2. Five rates around the lowest point of a parabola in log rate, with the first seed.
@@ -66,6 +66,13 @@ def rounds(losses: Losses, seeds: int, measure: str = "validation loss") -> Iter
         return
     best = min(trained, key=means.__getitem__)
     yield Round([best], 0, f"the best rate is {best:g}, by the mean {measure}, seeds: {seeds}")
+
+
+def runs_ahead(seeds: int) -> tuple[int, int]:
+    """Return the runs of a search whose range is not moved, and the most that it can take."""
+    usual = WIDE + len(NARROW) + 2 * (seeds - 1)  # the first seed of the last two rates is there by then
+    moved = round(MOVE * (WIDE - 1) / 2)  # rates of a range of two decades that the one before has not
+    return usual, usual + MOST_MOVES * moved
 
 
 def _rates(centre: float, decades: Iterable[float]) -> list[float]:

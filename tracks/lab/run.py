@@ -5,7 +5,8 @@ python -m tracks.lab.run --spec=mix.toml --jobs=2
 python -m tracks.lab.run --spec=mix.toml --bases=small
 python -m tracks.lab.run --spec=mix.toml --engine=slurm --jobs=8 --gpus=1
 python -m tracks.lab.run --spec=mix.toml --final
-python -m tracks.lab.run --spec=mix.toml --kind=rates
+python -m tracks.lab.run --spec=mix.toml --kind=rates --plan
+python -m tracks.lab.run --spec=mix.toml --kind=rates --keep=none
 python -m tracks.lab.run --spec=mix.toml --kind=variance
 """
 
@@ -28,12 +29,16 @@ class Config:
     )
     bases: str = option("", "bases of the spec to compare mixes on, separated by commas (default: all)")
     plan: bool = option(
-        False, "print the plan, and the smallest difference each benchmark can show, and stop", in_card=False
+        False,
+        "print the plan, and the smallest difference each benchmark can show, or the runs of a search, and stop",
+        in_card=False,
     )
     jobs: Count = option(1, "runs at the same time", least=1, in_card=False)
     engine: EngineName = option("local", "where to run: this machine, a Ray cluster or Slurm", in_card=False)
     gpus: Count = option(-1, "GPUs of each run (-1: one, if this machine has any)", in_card=False)
-    keep: Literal["all", "best", "none"] = option("all", "checkpoints to keep of finished runs (best: the recommended)")
+    keep: Literal["all", "best", "none"] = option(
+        "all", "checkpoints to keep of finished runs (best: the recommended, or those at the best rate)"
+    )
     final: bool = option(False, "evaluate the recommended mixes on the held-out benchmarks")
 
 

@@ -50,7 +50,9 @@ from nanochat.report.card import cost
 from nanochat.settings import AnswerTuneSettings, FineTuneSettings, PretrainSettings, Rate
 from nanochat.stages import MODELS, Source, core_stage
 from tasks import JUDGED, TASKS, find_task
+from tasks.mixing import MEMBER
 from tracks.lab import significance
+from tracks.lab.related import overlap
 
 SOURCES = {MODELS[source]: source for source in MODELS}
 
@@ -354,10 +356,11 @@ def mistakes(spec: Spec) -> list[str]:
         found.append("with one seed nothing is shown, and scaled = true would drop every mix")
     if spec.minimal and spec.stage in ("chat_rl", "chat_dpo", "base_train"):
         found.append(f"minimal is for mixes of conversations, which {spec.stage} has not")
-    if spec.stage == "chat_rl":  # its test prompts are asked while it trains
-        learned = {_plain_task(words) for words in spec.mixes.values()}
-        both = [task for task in spec.held_out if _plain_task(task) in learned]
-        found += [f"{task} is learned by chat_rl, and cannot be held_out" for task in both]
+    if STAGES[spec.stage].mix in ("--mixture", "--task"):  # files of pairs have no names
+        learned = dict.fromkeys(task for words in spec.mixes.values() for task in _tasks_in(words))
+        asks_tests = spec.stage == "chat_rl"  # now and then while it trains
+        said = [overlap(learned, task, _plain_task(task), asks_tests=asks_tests) for task in spec.held_out]
+        found += filter(None, said)
     words = {"flags": spec.flags}
     if spec.is_pretraining:
         words |= {f"the mix {mix}": text for mix, text in spec.mixes.items()}
@@ -392,6 +395,13 @@ def set_by_lab(stage: str) -> tuple[str, ...]:
     if not trained.mix:
         return LAB_FLAGS
     return (*LAB_FLAGS, *PARENT_FLAGS, trained.mix, *([SCORE_FLAG] if trained.scores_tasks else []))
+
+
+def _tasks_in(words: str) -> list[str]:
+    """Return the tasks that the words of a mix name, also those of which the first is read; no files."""
+    members = [MEMBER.fullmatch(word.strip()) for word in words.split(",")]  # another sentence names a wrong word
+    names = [match[1] for match in members if match and not match[1].startswith("json:")]
+    return [_plain_task(name.strip()) for choices in names for name in choices.split("|")]
 
 
 def _plain_task(name: str) -> str:
@@ -740,22 +750,21 @@ def _dry_run(script: str, flags: tuple[str, ...], devices: tuple[tuple[str, str]
 
 
 def disk_needed(spec: Spec, runs: Sequence[Run]) -> int:
-    """Return the bytes of the checkpoints of those runs that are not trained; each is as large as one of its base.
+    """Return the bytes of the checkpoints of those runs that are not trained."""
+    return sum(disk_of(spec, run) for run in runs if not has_result(spec, run_steps(spec, run)[0]))
+
+
+def disk_of(spec: Spec, run: Run) -> int:
+    """Return the bytes of a run's checkpoint: as large as one of its base.
 
     A base model itself: its weights in fp32, and the optimizer's state.
     """
-    size = 0
-    for run in runs:
-        if has_result(spec, run_steps(spec, run)[0]):
-            continue
-        if spec.is_pretraining:
-            plan = plan_of(spec, run)["plan"]
-            size += 4 * plan["counts"]["total"] + plan["state_bytes"]
-            continue
-        base = base_dir() / spec.parent_of(run.base)
-        folders = [step_dir(base, step) for step in saved_steps(base)]
-        size += max(sum(path.stat().st_size for path in folder.iterdir()) for folder in folders)
-    return size
+    if spec.is_pretraining:
+        plan = plan_of(spec, run)["plan"]
+        return 4 * plan["counts"]["total"] + plan["state_bytes"]
+    base = base_dir() / spec.parent_of(run.base)
+    folders = [step_dir(base, step) for step in saved_steps(base)]
+    return max(sum(path.stat().st_size for path in folder.iterdir()) for folder in folders)
 
 
 # ---- looks at held-out benchmarks ----

@@ -4,12 +4,13 @@ python -m tracks.recursion.phases --phase=fast      1,000 steps with the preset 
 python -m tracks.recursion.phases --phase=extreme   5,000 steps of 256 rows with the preset extreme
 
 The second one starts if the first one meets four criteria: exits in order, refinement, gradient norms, a falling loss;
-and if it was the first phase of this one: with its depth and text, and the preset and steps of --phase=fast.
+and if it was the first phase of this one: with its settings and text, and preset, batch and steps of --phase=fast.
 `--anyway` starts it in any case, and says what is not met. A report card ends the run. Other flags go to
 tracks.recursion.train. Run the same command again to resume.
 """
 
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from typing import Literal
 
 from nanochat.config import flag_of, option, options, parse, run_script
@@ -29,6 +30,7 @@ from nanochat.jobs.series import (
 from nanochat.log import Record, print0, read_metrics, table_of, terminal_table
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
+from tracks.recursion.settings import with_preset
 from tracks.recursion.train import Config as TrainConfig
 
 # Phase → flags. Nothing here was measured on a GPU yet.
@@ -55,19 +57,25 @@ class Config(SeriesSettings):
 def other_settings(first: Record, config: Config, data: str) -> list[str]:
     """Return in which settings a run is not the first phase of the one that is asked for.
 
-    first: the config of the run's record. Depth and text are those of both phases; preset and steps differ.
+    first: the config of the run's record. What differs between the phases is that of --phase=fast; all else is as in
+    the phase that is asked for, with its flags. Not compared is what may change while a run trains, and how often it
+    validates, which changes nothing in it.
     """
-    fast = parse(TrainConfig, PHASES["fast"].split())
-    extreme = parse(TrainConfig, [*PHASES["extreme"].split(), *words_of(config)])
-    asked = {
-        "depth": extreme.depth,
-        "recursion": fast.recursion,
-        "num_iterations": fast.num_iterations,
-        "data": data,
-    }
-    return [
-        f"{flag_of(name)}={first.get(name)}, not {value}" for name, value in asked.items() if first.get(name) != value
-    ]
+    # A first phase has none of these, see `main`.
+    words = [word for word in words_of(config) if word.partition("=")[0] not in OTHER_LOSS]
+    fast, extreme = (with_preset(parse(TrainConfig, PHASES[phase].split())) for phase in ("fast", "extreme"))
+    asked = with_preset(parse(TrainConfig, [*PHASES["extreme"].split(), *words]))
+    asked = replace(asked, data=data, tokenizer_tag=config.tag)
+    found = []
+    for one in fields(asked):
+        if one.metadata["may_change"] or one.name == "eval_every":
+            continue
+        own = getattr(fast, one.name)
+        value = getattr(asked, one.name) if own == getattr(extreme, one.name) else own
+        before = first.get(one.name, one.default)  # a flag that is newer than the run had its default
+        if before != value:
+            found.append(f"{flag_of(one.name)}={before}, not {value}")
+    return found
 
 
 def check_first_phase(config: Config, data: str) -> None:

@@ -30,6 +30,20 @@ The answer is:/ / nine. No, 9 => 9
 x = -7 => -7
 1/2 => 1/2
 #### 3x+2 => "3x+2"
+#### Step 1: find x/ so \boxed{4} => 4
+#### 1. Find x/ so \boxed{4} => 4
+#### (1) x/ so \boxed{4} => 4
+#### 1단계: x/ \boxed{4}입니다 => 4
+#### Final Answer/ \boxed{4} => 4
+#### Final Answer/ 4 => 4
+#### Final Answer/ The answer is 4, as 2 times 2. => 4
+#### Answer: 4 => 4
+#### 정답: 4 => 4
+#### Step 1: add/ The answer is 4 apples. => 4
+#### Step 1: add/ #### 4/ #### Check/ 2 + 2 = 5 - 1 => 4
+##### 3/ so it is 4 => 4
+#### 18. That is all. => 18
+\boxed{3}/ #### 3x+2 => 3
 none =>
  =>
 """
@@ -162,11 +176,21 @@ IN_SENTENCES = r"""
 The answer is 5 because 2 + 3 = 5. => 5
 The answer is \(x+1\). => x+1
 값은 3이고 합은 7 => 7
+#### Step 1: find x/ so \boxed{4} => 4
+#### 1. Find x/ so \boxed{x+1} => x+1
+#### 7/ so \boxed{4} => 4
+#### Final Answer/ \boxed{\frac{1}{2}} => 0.5
+#### Final Answer/ The answer is $x+1$ => x+1
+#### Step 1: add/ #### Answer: x+1 => x+1
+#### Step 1: add/ #### \frac{3}{4} => 0.75
+#### 12 dollars/ and more => 12
+#### 3/ No, #### x+1 => x+1
 """
 
 
 @each_row("text answer", IN_SENTENCES, " => ")
-def test_answers_in_sentences(text, answer) -> None:
+def test_answers_in_sentences(text: str, answer: str) -> None:
+    text = text.replace("/ ", "\n")
     assert MCLM.read(text) == MCLM.read(f"#### {answer}") != MCLM.read("#### 1")
 
 
@@ -203,4 +227,5 @@ def test_solutions_in_words(write_rows) -> None:
     write_rows("MATH-500", [{"problem": "Half of 3?", "answer": "\\frac{3}{2}"}])
     [conversation] = TASKS["MATH-500"]()
     assert task.evaluate(conversation, "The answer is 1.5.")
+    assert task.evaluate(conversation, "#### Final Answer\n\\boxed{1.5}")
     assert not task.evaluate(conversation, "The answer is 2/3.")

@@ -2,21 +2,24 @@
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 import pytest
 from outcomes import leave, sections
 
+from nanochat.config import parse
+from nanochat.jobs.runner import Chain
 from nanochat.outcome import Outcome
 from nanochat.paths import read_json, read_jsonl, read_sha256, write_json, write_jsonl, write_text
 from nanochat.report.__main__ import read_record, write_card
 from nanochat.report.compare import compare
-from tracks.lab import findings
-from tracks.lab.kinds import search_rates
+from tracks.lab import findings, prune
+from tracks.lab.kinds import refused_flags, search_plan, search_rates
 from tracks.lab.run import Config
 from tracks.lab.sweep import STAGES, Run, Spec, base_step, expectations, run_steps
 from tracks.lab.tests.made_labs import QUESTIONS, TRUTH, answer, make_lab, read_lab, train
@@ -368,6 +371,57 @@ def test_rates_are_searched_by_the_validation_loss(base, monkeypatch) -> None:
     (base / "chat_sft/lab-one-plain-10-1/metrics.jsonl").unlink()
     with pytest.raises(ValueError, match="lab-one-plain-10-1 has no result, and did not diverge: not run"):
         findings.last_figure(spec, Run("one", "plain", 10.0, 1))
+
+
+@pytest.mark.parametrize("keep", ["all", "best", "none"])
+def test_a_search_keeps_the_checkpoints_that_are_asked_for(
+    keep: Literal["all", "best", "none"], base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = read_lab(base, {'bases = ["one", "two"]': 'bases = ["one"]'})
+    spec = spec.model_copy(update={"mixes": {"plain": "Chats"}})
+    needed = []
+
+    def train_all(part: Spec, chains: Sequence[Chain], config: Config) -> None:
+        for run, (_, *ends) in zip(part.runs, chains, strict=True):
+            train(base, part.tag_of(run), scale=1 + (np.log10(run.rate / 2)) ** 2)
+            (part.outcome_of(run).parent / "step_000003").mkdir(exist_ok=True)
+            for end in ends:  # the lab does it at once, and not when a round has ended
+                assert keep == "none"
+                module, *flags = end.command
+                assert module == "tracks.lab.prune"
+                prune.main(parse(prune.Config, flags))
+
+    monkeypatch.setattr("tracks.lab.kinds.start", train_all)
+    monkeypatch.setattr("tracks.lab.kinds.check_disk", lambda part, runs: needed.append(len(runs)))
+    search_rates(spec, begin(spec), Config(keep=keep, jobs=3))
+    [rates] = read_json(base / "lab/lab/outcome.json")["tables"]
+    [best] = [row[2] for row in rates["rows"] if row[-1]]
+    kept = {path.parent.name for path in base.glob("chat_sft/*/step_*")}
+    everything = {path.name for path in base.glob("chat_sft/*")}
+    at_best = {f"lab-one-plain-{best:g}-{seed}" for seed in spec.seeds}
+    assert kept == {"all": everything, "best": at_best, "none": set()}[keep]
+    assert needed[0] == (3 if keep == "none" else 10)
+
+
+def test_the_plan_of_a_search_names_its_runs_and_hours(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = read_lab(base)
+    monkeypatch.setattr("tracks.lab.sweep.disk_of", lambda spec, run: 10**9 if run.base == "one" else 2 * 10**9)
+    lines = search_plan(spec, Config(kind="rates"), lambda runs: 60.0 * len(runs))
+    assert lines[:3] == [
+        # 8 bases and mixes; two rates of each with a second seed.
+        "8 searches, of a base and a mix each: about 136 runs, and at most 232, where the best rate is far from the"
+        " stage's own",
+        "about 2h16m of training, one run after the other, as --dry-run estimates; at most 3h52m",
+        "at most 348.0 GB of checkpoints at a time, with --keep=all",
+    ]
+    assert "at most 78.0 GB" in search_plan(spec, Config(keep="best"), len)[2]
+    assert "at most 4.0 GB" in search_plan(spec, Config(keep="none", jobs=2), len)[2]
+    assert search_plan(spec, Config(), lambda runs: None)[1] == "the time of training is not known"
+    assert refused_flags(Config(spec="lab.toml", kind="rates", plan=True), spec) == []
+    assert refused_flags(Config(spec="lab.toml", kind="variance", plan=True, final=True), spec) == [
+        "--plan belongs to --kind=mixes and rates, which train",
+        "--final belongs to --kind=mixes",
+    ]
 
 
 @pytest.mark.parametrize(("stage", "figure"), [("chat_rl", "eval/pass@1"), ("chat_dpo", "eval/Pair accuracy")])

@@ -6,7 +6,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from tracks.lab.rates import MOST_MOVES, WIDE, Round, rounds
+from tracks.lab.rates import MOST_MOVES, WIDE, Round, rounds, runs_ahead
 
 SEEDS = 3
 NOISE = 0.01  # deviation of the loss between seeds
@@ -44,7 +44,10 @@ def test_it_ends_near_the_optimum(name, decades) -> None:
         found, points = search(CURVES[name], optimum, random)
         [best] = found[-1].rates
         near += max(best / optimum, optimum / best) <= 1.5
-        runs += sum(map(len, points.values()))
+        taken = sum(map(len, points.values()))
+        runs += taken
+        usual, most = runs_ahead(SEEDS)
+        assert taken <= (most if "moved" in found[1].sentence else usual)
         # Outside of the first range, nothing is fitted before the range is moved.
         if abs(math.log10(optimum)) > 1:
             assert "moved to where the runs get better" in found[1].sentence
@@ -83,6 +86,7 @@ def test_runs_that_all_diverge_move_the_range_down_until_it_ends() -> None:
     assert [one.seeds for one in found] == [1] * (MOST_MOVES + 1) + [0]
     # Four of ten rates are new in each range.
     assert len(points) == WIDE + 4 * MOST_MOVES
+    assert runs_ahead(1) == (WIDE + 5, WIDE + 5 + 4 * MOST_MOVES)
     assert found[-1].rates == []
     assert found[-1].sentence == "the optimum is beyond 0.000215, after 3 moves of the range"
 

@@ -172,17 +172,21 @@ def test_the_noise_of_evaluations(lab) -> None:
 
 @pytest.mark.slow
 def test_rates_are_searched(lab) -> None:
-    """17 runs of three steps; killed searches go on, since finished runs are steps that are skipped."""
+    """17 runs of three steps; killed searches go on, since finished runs are steps that are skipped.
+
+    They need no checkpoints.
+    """
     spec = lab.folder / "rates.toml"
     text = lab.spec.read_text().replace("eval-every=-1", "eval-every=0").replace("seeds = [1, 2]", "seeds = [1]")
     # One mix, and no merges of two.
     left_out = ("methods = ", "[merges]", "both = ", "letters = ")
     lines = [line for line in text.splitlines() if not line.startswith(left_out)]
     spec.write_text("\n".join(lines))
-    code, text = lab.run(f"--spec={spec}", "--kind=rates")
+    code, text = lab.run(f"--spec={spec}", "--kind=rates", "--keep=none")
     assert (code, "plain on parent: the best rate is" in text or "is beyond" in text) == (0, True), text
-    done = re.findall(r"== (.*): done in", text)
+    done = re.findall(r"== (.*-train): done in", text)
     assert len(set(done)) == len(done) > 15
+    assert list(lab.folder.glob("chat_sft/rates-rates-*/step_*")) == []
     code, text = lab.run(f"--spec={spec}", "--kind=rates")
     assert set(re.findall(r"== (.*): already finished", text)) == set(done)
     assert ": done in" not in text

@@ -30,6 +30,16 @@ def test_a_spec_can_be_read(path) -> None:
     assert [line for line in mistakes(spec) if "has no checkpoint" not in line] == []
 
 
+@pytest.mark.parametrize("name", ["remix", "remix_small"])
+def test_what_a_study_keeps_is_confirmed_on_other_seeds(name: str) -> None:
+    spec = read_spec(ROOT / f"tracks/lab/specs/{name}.toml")
+    assert len(spec.confirm_seeds) >= 2
+    lines = (ROOT / f"tracks/lab/specs/{name}.toml").read_text(encoding="utf-8").splitlines()
+    [line] = [line for line in lines if line.startswith("confirm_seeds")]
+    most = len(spec.confirming_runs)
+    assert f"up to {most} runs more" in line or ("as many runs again" in line and most == len(spec.runs))
+
+
 def test_the_study_of_options_has_its_arms() -> None:
     spec = read_spec(ROOT / "tracks/lab/specs/remix.toml")
     found = [name for words in spec.mixes.values() for one in parse_mixture(words, TASKS) for name in one.sources]

@@ -1,7 +1,7 @@
 """The two phases on H100: their plans, and the gate between them. The tests of training have recursive runs."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import get_args
 
@@ -9,10 +9,12 @@ import pytest
 from outcomes import leave
 from small_runs import SMALL
 
+from nanochat.config import parse
 from nanochat.errors import UserError
 from nanochat.log import MetricLog
 from tracks.recursion.phases import PHASES, Config, PhaseName, check_first_phase, main, steps
-from tracks.recursion.settings import PRESETS, PresetName
+from tracks.recursion.settings import PRESETS, PresetName, with_preset
+from tracks.recursion.train import Config as TrainConfig
 
 FALLING = [3.0 - 0.1 * step for step in range(10)]
 
@@ -36,14 +38,17 @@ def test_the_types_of_phases_and_presets_name_the_keys() -> None:
     assert get_args(PresetName) == tuple(PRESETS)
 
 
-FAST = {"depth": 12, "recursion": "aggressive", "num_iterations": 1000, "data": "world"}  # of the first phase
+def fast_config(*flags: str) -> dict[str, object]:
+    """The config in the record of a first phase."""
+    words = [*PHASES["fast"].split(), "--data=world", "--tokenizer-tag=h100", "--tag=h100-fast", *flags]
+    return asdict(with_preset(parse(TrainConfig, words)))
 
 
 def logged(
-    base: Path, exits: list[float], norm: float = 1.0, losses: Sequence[float] = FALLING, **settings: object
+    base: Path, exits: list[float], norm: float = 1.0, losses: Sequence[float] = FALLING, flags: Sequence[str] = ()
 ) -> None:
-    """Leave a finished first phase."""
-    folder = leave(base, "base_train", "h100-fast", config=FAST | settings).parent
+    """Leave a finished first phase. flags: of its own, beside those of --phase=fast."""
+    folder = leave(base, "base_train", "h100-fast", config=fast_config(*flags)).parent
     with MetricLog(folder) as log:
         for step, loss in enumerate(losses, 1):
             log.write("train", step, **{"train/loss": loss, "train/grad_norm": norm})
@@ -89,24 +94,34 @@ def test_a_good_first_phase_lets_the_second_begin(base, capsys) -> None:
     assert "started anyway" not in printed
 
 
+TOY = "--width=64 --head-dim=32 --max-seq-len=64 --total-batch-size=1024 --loops=0"
+
+
 @pytest.mark.parametrize(
-    ("settings", "flags", "named"),
+    ("first", "flags", "named"),
     [
-        ({"depth": 2}, "", "--depth=2, not 12"),
-        ({}, "--depth=4", "--depth=12, not 4"),
+        ("--depth=2", "", "--depth=2, not 12"),
+        ("", "--depth=4", "--depth=12, not 4"),
         (
-            {"recursion": "moderate", "num_iterations": 20},
+            "--num-iterations=20 --recursion=moderate",
             "",
-            "--recursion=moderate, not aggressive; --num-iterations=20",
+            "--num-iterations=20, not 1000; --warmup-steps=100, not 150; ",
         ),
-        ({"data": "folder:/elsewhere"}, "", "--data=folder:/elsewhere, not world"),
+        ("--data=folder:/elsewhere", "", "--data=folder:/elsewhere, not world"),
+        ("--tokenizer-tag=other", "", "--tokenizer-tag=other, not h100"),
+        (
+            TOY,
+            "",
+            "--max-seq-len=64, not 2048; --total-batch-size=1024, not 1048576; --width=64, not 0; --head-dim=32, not"
+            " 128; --loops=0, not 2",
+        ),
+        ("--total-batch-size=1024", "--total-batch-size=1024", "--total-batch-size=1024, not 1048576"),
+        ("", "--loops=3", "--loops=2, not 3"),
     ],
 )
-def test_another_run_of_that_name_is_no_first_phase(
-    settings: dict[str, object], flags: str, named: str, base, capsys
-) -> None:
-    """It shows all that is asked for, and of another model, preset, length or text."""
-    logged(base, GOOD, **settings)
+def test_another_run_of_that_name_is_no_first_phase(first: str, flags: str, named: str, base, capsys) -> None:
+    """It shows all that is asked for, and of another model, preset, length, batch or text."""
+    logged(base, GOOD, flags=first.split())
     config = Config(phase="extreme", flags=flags)
     sentence = f"h100-fast is not the first phase of this one, it has {named}"
     with pytest.raises(UserError) as refused:
@@ -116,9 +131,19 @@ def test_another_run_of_that_name_is_no_first_phase(
     assert f"phases: {sentence}" in capsys.readouterr().out
 
 
-def test_the_depth_of_both_phases_may_be_another(base, capsys) -> None:
-    logged(base, GOOD, depth=4)
-    check_first_phase(Config(phase="extreme", flags="--depth=4 --num-iterations=50"), "world")
+@pytest.mark.parametrize(
+    ("first", "flags"),
+    [
+        ("--depth=4", "--depth=4 --num-iterations=50"),
+        (TOY.replace("--total-batch-size=1024 ", ""), TOY),  # both phases have the smaller model
+        # What may change, and how often it is measured; what is refused in the first phase alone.
+        ("--device-batch-size=4 --checkpointing --eval-every=100", "--carry --total-batch-size=1024"),
+        ("", "--curriculum=2,3,4 --warmup-steps=300"),
+    ],
+)
+def test_both_phases_may_have_flags_in_common_and_of_their_own(first: str, flags: str, base, capsys) -> None:
+    logged(base, GOOD, flags=first.split())
+    check_first_phase(Config(phase="extreme", flags=flags), "world")
     assert capsys.readouterr().out.count("| yes |") == 4
 
 
