@@ -14,6 +14,7 @@ scores and writes: whatever command a person runs hands over to it. The folder o
 
 import dataclasses
 import json
+import math
 import os
 import platform
 import re
@@ -516,12 +517,16 @@ class Trial:
         }
 
     def _difference(self, metric: str) -> Record:
-        """Return what both sides took, in the pairs of the first part."""
+        """Return what both sides took, in the pairs of the first part, and the change in percent with its interval."""
         sides = []
         for side in (self.incumbent, self.candidate):
             runs = [self._there(side, self._first, number) for number in range(self.question.plan.pairs)]
-            sides.append(statistics.median(run[metric] for run in runs if run))
-        return {"incumbent": sides[0], "candidate": sides[1]}
+            sides.append([run[metric] for run in runs if run])
+        found = {"incumbent": statistics.median(sides[0]), "candidate": statistics.median(sides[1])}
+        if len(sides[0]) > 1 and min(map(min, sides)) > 0:  # a run says itself how much memory it took
+            times = decision.gain_of([(math.log(other), math.log(one)) for one, other in zip(*sides, strict=True)])
+            found |= {"change": 100 * math.expm1(times.mean), "interval": 100 * math.expm1(times.half())}
+        return found
 
     def _confirmed(self, verdict: Verdict) -> list[list[str]]:
         """Return the runs [incumbent's, candidate's] that have confirmed a keep: the holdout is for them."""
@@ -868,9 +873,10 @@ def answer_lines(record: Record) -> list[str]:
         lines.append(
             f"noise: {noise['sd']:.4f} over {noise['freedom'] + 1} seeds; this question shows {record['smallest']:.4f}"
         )
-        for name, sides in record["metrics"].items():
-            lines.append(f"{name}: {sides['incumbent']:,.4g} incumbent, {sides['candidate']:,.4g} candidate")
-            metrics |= {f"{name}_{side}": f"{value:.6g}" for side, value in sides.items()}
+        for name, found in record["metrics"].items():
+            change = f", {found['change']:+.1f} ± {found['interval']:.1f} %" if "change" in found else ""
+            lines.append(f"{name}: {found['incumbent']:,.4g} incumbent, {found['candidate']:,.4g} candidate{change}")
+            metrics |= {f"{name}_{kind}": f"{value:.6g}" for kind, value in found.items()}
         metrics |= {
             "confirmed": "yes" if record["confirmed"] else "no",
             "contained": "yes" if record["contained"] else "no",

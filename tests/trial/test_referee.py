@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import json
+import math
 import os
 import re
 import shutil
@@ -32,6 +33,7 @@ from nanochat.trial.referee import (
     Question,
     Series,
     Trial,
+    answer_lines,
     begin,
     open_holdout,
     run_trial,
@@ -440,6 +442,7 @@ class Fake:
         self.series.ledger.add("series", **{name: self.series.fixed[name] for name in FIXED})
         self.killed: set[int] = set()  # runs, by number
         self.rows = ""
+        self.memory = 1.0
         for name in ("validation", "holdout"):
             write_json(folder / f"sealed/{name}.json", ["a short text"])
         monkeypatch.setattr(arena, "train", self.train)
@@ -452,7 +455,7 @@ class Fake:
         if len(self.trained) in self.killed:
             raise Killed("its run was killed, twice")
         seconds = (10 + 0.1 * (len(self.trained) % 3)) * (self.times if side.name == "candidate" else 1.0)
-        found = {"seconds": seconds, "cpu_seconds": 10.0, "processes": 1, "memory": 1.0, "bytes": 10}
+        found = {"seconds": seconds, "cpu_seconds": 10.0, "processes": 1, "memory": self.memory, "bytes": 10}
         return {**found, "initial": "", "rows": self.rows}
 
     def score(self, side: Side, *_: object) -> Record:
@@ -506,6 +509,24 @@ def test_an_order_of_the_text_that_does_not_follow_the_seed_is_refused(
     fake.rows = "the same"
     found = fake.record()
     assert (found["refused"], "the same first rows of text" in found["reason"]) == ("seed", True)
+
+
+def test_what_both_sides_take_has_an_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Fake(tmp_path, monkeypatch, Plan(2, 0, 0, 0.001))
+    fake.question = dataclasses.replace(fake.question, metrics=["seconds", "bytes", "memory"])
+    fake.memory = 0.0  # which a candidate can say
+    fake.times = 1.2
+    found = fake.record()
+    seconds = found["metrics"]["seconds"]
+    # Pairs of 10.1 and 10.2 s, the candidate's 1.2 times that; of the spread only that within each side counts.
+    assert seconds["change"] == pytest.approx(20)
+    t = 4.303  # of two degrees of freedom, for 95 %
+    assert seconds["interval"] == pytest.approx(100 * math.expm1(t * math.log(10.2 / 10.1) / math.sqrt(2)), rel=1e-3)
+    assert found["metrics"]["bytes"] == {"incumbent": 10, "candidate": 10, "change": 0, "interval": 0}
+    assert found["metrics"]["memory"] == {"incumbent": 0, "candidate": 0}
+    lines = answer_lines({**found, "hash": "h"})
+    assert any(re.fullmatch(r"seconds: 10\.15 incumbent, 12\.18 candidate, \+20\.0 ± 3\.0 %", line) for line in lines)
+    assert "METRIC seconds_change=20" in "\n".join(lines)
 
 
 def test_a_candidate_that_changes_how_a_run_is_counted_has_a_note(
