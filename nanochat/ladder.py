@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanochat.errors import UserError
-from nanochat.log import Record, table_of
+from nanochat.log import Record, print0, table_of
 from nanochat.multiplier import LEVEL, ROUNDING, Multiplier, Rung, Spread, can_pair, in_words, multipliers, spread_of
 from nanochat.outcome import Outcome
 from nanochat.paths import base_dir, newest_manifest, read_json, saved_steps, stage_dir, write_text
@@ -243,10 +243,12 @@ def leave_ladder(config: "Config", tag: str, run_tags: Sequence[str], show: bool
         {"title": "Bits per byte against compute", "x": "log10 flops", "y": "bits per byte", "series": {tag: points}}
     ]
     spread = spread_of(ladder.rungs, [], paired=False)
+    code = list(dict.fromkeys(outcome.environment["Git Information"]["Commit"] for outcome in outcomes))
     record.metrics = {
         "Tokenizer": terms.tokenizer,
         "Validation text": terms.validation,
         "Order of the text": terms.order,
+        "Code": ", ".join(code),
         "Relative spread over seeds": measured(
             100 * math.sqrt(spread.single) if spread.freedom else None, spec=".2f", unit="%"
         ),
@@ -255,6 +257,8 @@ def leave_ladder(config: "Config", tag: str, run_tags: Sequence[str], show: bool
     record.add_artifact(record.folder / CURVE_FILE)
     if show:
         record.show()
+        if len(code) > 1:
+            print0(f"ladder: runs of several commits, {', '.join(code)}: code that differs needs a --tag of its own")
     record.write()
     return ladder
 

@@ -24,7 +24,7 @@ from nanochat.ladder import (
     parse_line,
 )
 from nanochat.multiplier import Multiplier
-from nanochat.paths import read_json, stage_dir, write_text
+from nanochat.paths import read_json, stage_dir, write_json, write_text
 from nanochat.report.__main__ import read_record, write_card
 from nanochat.report.compare import compare
 from nanochat.scaling import scaled_size
@@ -80,10 +80,13 @@ def leave_runs(
     return tags
 
 
-def finished(base: Path, tag: str, **changes) -> Ladder:
+def finished(base: Path, tag: str, show: bool = False, **changes) -> Ladder:
     """A ladder whose runs have been left."""
-    tags = leave_runs(base, tag, **changes)
-    return leave_ladder(parse(Config, [f"--tag={tag}"]), tag, tags, show=False, scaled_size=scaled_size)
+    return ladder_of_runs(tag, leave_runs(base, tag, **changes), show)
+
+
+def ladder_of_runs(tag: str, runs: Sequence[str], show: bool = False) -> Ladder:
+    return leave_ladder(parse(Config, [f"--tag={tag}"]), tag, runs, show=show, scaled_size=scaled_size)
 
 
 def test_a_ladder_is_written_and_read_again(base) -> None:
@@ -208,6 +211,21 @@ def test_the_card_has_the_runs_the_curve_and_a_picture(base) -> None:
     again = ladder_of_record(record, "mine")
     assert again.terms == find_ladder("mine").terms
     assert [rung.bpb for rung in again.rungs] == [rung.bpb for rung in find_ladder("mine").rungs]
+
+
+def test_runs_of_several_commits_are_told(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A step is trained again when its flags change, and not when the code does."""
+    tags = leave_runs(base, "mine")
+    commits = [f"abc{number} (clean)" for number in (1, 1, 1, 1, 1, 2)]
+    for tag, commit in zip(tags, commits, strict=True):
+        path = base / f"base_train/{tag}/outcome.json"
+        record = read_json(path)
+        record["environment"]["Git Information"]["Commit"] = commit
+        write_json(path, record)
+    for count, code in ((5, "abc1 (clean)"), (6, "abc1 (clean), abc2 (clean)")):
+        ladder_of_runs("mine", tags[:count], show=True)
+        assert read_json(base / "ladder/mine/outcome.json")["metrics"]["Code"] == code
+        assert ("code that differs needs a --tag of its own" in capsys.readouterr().out) == (count == 6)
 
 
 def test_two_ladders_are_compared_and_the_report_does_it_too(base) -> None:
