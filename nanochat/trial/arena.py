@@ -60,8 +60,9 @@ def main() -> None:
             facts["initial"] = digest.hexdigest()
             rows, calls = hashlib.sha256(), []
             def watch(_: object, given: tuple) -> None:
-                calls.append(None)
-                rows.update(given[0].numpy().tobytes())
+                if given and hasattr(given[0], "tolist"):  # other code may call it in another way
+                    calls.append(None)
+                    rows.update(repr(given[0].tolist()).encode())
                 if len(calls) == {calls}:
                     facts["rows"] = rows.hexdigest()
                     watched.remove()
