@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 PROC = Path("/proc")
+CPU_INFO = PROC / "cpuinfo"  # Linux only
 CGROUP = Path("/sys/fs/cgroup")
 
 FULL = 0.1  # a machine with less than this part of its cores idle is full

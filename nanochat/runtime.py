@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 import rustbpe
 from nanochat.config import collect_signals, stop_signals
-from nanochat.cores import usable_cores
+from nanochat.cores import CPU_INFO, usable_cores
 from nanochat.errors import UserError
 from nanochat.hardware import (
     LEAST_DRIVERS,
@@ -53,7 +53,6 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 COMPILING_PAYS = 2e12  # FLOPs
 COMPILING_SECONDS = 120.0
 VALIDATION_BYTES = {"cpu": 500_000, "gpu": 20_000_000}
-CPU_INFO = Path("/proc/cpuinfo")  # Linux only
 UNKNOWN = Accelerator("unknown")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's numbers for mallopt
 # Bytes of a tensor whose memory is kept for the next one. A chunk of logits over a vocabulary of 65,536 has 134 MB;

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nanochat.cores import CPU_INFO
 from nanochat.environment import ROOT, hardware, torch_build
 from nanochat.errors import UserError
 from nanochat.evals import sandbox
@@ -46,7 +47,6 @@ from nanochat.paths import (
     write_jsonl,
     write_text,
 )
-from nanochat.runtime import CPU_INFO
 from nanochat.trial import arena, decision
 from nanochat.trial.arena import Failure, Killed
 from nanochat.trial.decision import Answer, Gain, Noise, Part, Plan, Verdict
