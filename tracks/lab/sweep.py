@@ -755,7 +755,7 @@ def disk_needed(spec: Spec, runs: Sequence[Run]) -> int:
 
 
 def disk_of(spec: Spec, run: Run) -> int:
-    """Return the bytes of a run's checkpoint: as large as one of its base.
+    """Return the bytes of a run's checkpoint: as large as one of its base, of a public one with an optimizer's state.
 
     A base model itself: its weights in fp32, and the optimizer's state.
     """
@@ -764,7 +764,8 @@ def disk_of(spec: Spec, run: Run) -> int:
         return 4 * plan["counts"]["total"] + plan["state_bytes"]
     base = base_dir() / spec.parent_of(run.base)
     folders = [step_dir(base, step) for step in saved_steps(base)]
-    return max(sum(path.stat().st_size for path in folder.iterdir()) for folder in folders)
+    size = max(sum(path.stat().st_size for path in folder.iterdir()) for folder in folders)
+    return size + (plan_of(spec, run)["plan"]["state_bytes"] if newest_manifest(base).get("public") else 0)
 
 
 # ---- looks at held-out benchmarks ----

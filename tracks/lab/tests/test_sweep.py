@@ -26,6 +26,7 @@ from tracks.lab.sweep import (
     base_chains,
     chains_of,
     disk_needed,
+    disk_of,
     expectations,
     looks,
     mistakes,
@@ -378,6 +379,16 @@ def test_checkpoints_need_room(base) -> None:
     assert disk_needed(spec, spec.runs) == 7 * 10**13 + 15 * len("{}")
     with pytest.raises(OSError, match=r"has no room for the checkpoints of this run: 70,000,000\.0 MB needed, "):
         check_disk(spec, spec.runs)
+
+
+def test_the_checkpoints_of_public_bases_have_an_optimizer_which_the_bases_have_not(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = read_lab(base)
+    write_text(base / "mid_train/two/step_000010/manifest.json", '{"public": {"licence": "MIT"}}')
+    monkeypatch.setattr(sweep, "plan_of", lambda spec, run: {"plan": {"state_bytes": 1000}})
+    sizes = [disk_of(spec, run) for run in spec.runs if run.mix == "plain" and run.seed == 1]
+    assert sizes == [len("{}"), len('{"public": {"licence": "MIT"}}') + 1000]
 
 
 def test_a_lab_that_prunes_looks_at_runs_that_are_not_trained(base, monkeypatch) -> None:
