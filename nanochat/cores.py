@@ -2,6 +2,8 @@
 
 import math
 import os
+import platform
+import re
 import sys
 import time
 from pathlib import Path
@@ -14,6 +16,16 @@ CGROUP = Path("/sys/fs/cgroup")
 FULL = 0.1  # a machine with less than this part of its cores idle is full
 MUCH = 0.5  # cores that others use, from which it is worth a line
 LITTLE = 0.25  # with less than this they have gone
+
+
+def processor() -> str:
+    """Return the processor's name, on Linux with what it can: kernels, and their rounding, are chosen by that."""
+    if not CPU_INFO.exists():
+        return platform.processor()
+    text = CPU_INFO.read_text(encoding="utf-8")
+    name = re.search(r"^model name\s*: (.+)", text, re.MULTILINE)
+    can = re.search(r"^(?:flags|Features)\s*: (.+)", text, re.MULTILINE)
+    return f"{name[1] if name else platform.processor()} {can[1] if can else ''}"
 
 
 def usable_cores() -> int:

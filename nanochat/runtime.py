@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 import rustbpe
 from nanochat.config import collect_signals, stop_signals
-from nanochat.cores import CPU_INFO, usable_cores
+from nanochat.cores import CPU_INFO, processor, usable_cores
 from nanochat.errors import UserError
 from nanochat.hardware import (
     LEAST_DRIVERS,
@@ -31,7 +31,7 @@ from nanochat.hardware import (
     parse_hardware,
 )
 from nanochat.log import is_main_rank, print0, print_line
-from nanochat.paths import base_dir
+from nanochat.paths import base_dir, text_sha256
 from nanochat.waiting import sharing_cores
 from nanochat.watch import joined, process_group
 
@@ -227,7 +227,7 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto
     device_type: auto, cuda, mps or cpu. dtype: auto (then NANOCHAT_DTYPE counts) or a name in DTYPES.
     """
     # Compiled code is kept for later processes and stages: before torch chooses its own folder.
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base_dir() / "compiled"))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled_folder()))
     # Before the first allocation: blocks that can grow leave fewer gaps that no tensor fits into. The second name is an
     # older one.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"))
@@ -254,6 +254,16 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto
         accelerator = find_accelerator(name)
         print0(f"device: {device.type} ({name}), ranks: {world_size}, precision: {precision}")
         yield Runtime(device, DTYPES[precision], attention, rank, world_size, accelerator, store)
+
+
+def compiled_folder() -> Path:
+    """Return the folder for compiled code: each kind of processor has its own, as a base folder may be shared.
+
+    Inductor takes a graph from its folder that was made for another width of vectors, and such code writes beyond the
+    ends of its tensors (torch 2.15).
+    """
+    kind = f"{torch.backends.cpu.get_cpu_capability()} {processor()}"
+    return base_dir() / "compiled" / text_sha256(kind)[:12]
 
 
 def avoid_broken_amx() -> None:

@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import ROOT
 from loop_parts import ALONE
 
+from nanochat import cores
 from nanochat import runtime as under_test
 from nanochat.errors import UserError
 from nanochat.runtime import DTYPES, free_memory, planned_hardware, setup, stop_requests
@@ -46,7 +48,7 @@ def test_the_choice_of_device_and_precision(monkeypatch, capsys) -> None:
     found = chosen()
     assert capsys.readouterr().out.endswith(f"ranks: 1, precision: {found.dtype_name}\n")
     assert (found.device.type, found.rank, found.world_size, found.peak_flops) == ("cpu", 0, 1, None)
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == os.environ["NANOCHAT_BASE_DIR"] + "/compiled"
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(under_test.compiled_folder())
     asked = chosen("cpu", "bf16", "twin")
     assert (asked.dtype, asked.attention) == (torch.bfloat16, "twin")
     monkeypatch.setenv("NANOCHAT_DTYPE", "fp16")
@@ -69,6 +71,46 @@ def test_the_precision_of_a_cpu_follows_its_instructions(case, monkeypatch, tmp_
     monkeypatch.setattr("rustbpe.amx_is_broken", lambda: True)
     assert chosen("cpu").dtype == torch.float32
     assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_FP16"
+
+
+def test_compiled_code_has_a_folder_for_each_kind_of_processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = {under_test.compiled_folder()}
+    for capability, flags in (("AVX2", "avx2"), ("AVX2", "avx2 fma"), ("AVX512", "avx2")):
+        (tmp_path / "cpuinfo").write_text(f"model name : A\nflags : {flags}\n", encoding="utf-8")
+        monkeypatch.setattr(cores, "CPU_INFO", tmp_path / "cpuinfo")
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda found=capability: found)
+        found.add(under_test.compiled_folder())
+    assert len(found) == 4
+    assert {folder.parent for folder in found} == {tmp_path / "compiled"}
+
+
+SHARED = """
+import torch
+from nanochat.cross_entropy import cross_entropy
+from nanochat.runtime import setup
+
+with setup("cpu", "fp32"):
+    torch.manual_seed(0)
+    hidden = torch.randn(300, 64).bfloat16().requires_grad_()
+    weight = torch.randn(20_000, 64).requires_grad_()
+    loss = cross_entropy(hidden, weight, torch.randint(20_000, (300,)), compiled=True)
+    loss.backward()
+print(loss.item())
+"""
+
+
+@CPU_ONLY
+@pytest.mark.slow
+def test_code_for_narrow_vectors_is_not_taken_for_wide_ones() -> None:
+    """With one folder the second process ended by a corrupted heap, on a processor with AVX-512."""
+    losses = []
+    command = [sys.executable, "-c", SHARED]
+    for variables in ({"ATEN_CPU_CAPABILITY": "avx2"}, {}):
+        own = {**os.environ, **variables}
+        done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        losses.append(float(done.stdout.split()[-1]))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 def test_a_product_in_bf16_does_not_end_the_process(monkeypatch) -> None:

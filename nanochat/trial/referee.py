@@ -17,7 +17,6 @@ import json
 import math
 import os
 import platform
-import re
 import secrets
 import shlex
 import shutil
@@ -31,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanochat.cores import CPU_INFO
+from nanochat.cores import processor
 from nanochat.environment import ROOT, hardware, torch_build
 from nanochat.errors import UserError
 from nanochat.evals import sandbox
@@ -811,17 +810,7 @@ def machine_name() -> str:
     """Return what decides a run's rounding and speed: the processor with what it can, its cores, and torch."""
     facts = hardware()
     software = torch_build()["__version__"]
-    return f"{platform.machine()} {_processor()} {facts['CPUs']} {facts['GPUs']} torch {software}"
-
-
-def _processor() -> str:
-    """Return the processor's name, on Linux with a hash of what it can: kernels are chosen by that."""
-    if not CPU_INFO.exists():
-        return platform.processor()
-    text = CPU_INFO.read_text(encoding="utf-8")
-    name = re.search(r"^model name\s*: (.+)", text, re.MULTILINE)
-    can = re.search(r"^(?:flags|Features)\s*: (.+)", text, re.MULTILINE)
-    return f"{name[1] if name else platform.processor()} {text_sha256(can[1])[:8] if can else ''}"
+    return f"{platform.machine()} {text_sha256(processor())[:12]} {facts['CPUs']} {facts['GPUs']} torch {software}"
 
 
 def work_of(runs: Sequence[Record], beside: Sequence[Record]) -> list[float]:

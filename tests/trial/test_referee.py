@@ -21,6 +21,7 @@ import pytest
 from contain import NEEDS_SANDBOX
 from copies import ROOT, listed
 
+from nanochat import cores
 from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.paths import read_sha256, write_json
@@ -577,7 +578,7 @@ def test_a_machine_is_its_processor_and_what_that_can(tmp_path: Path, monkeypatc
     found = set()
     for text in ("model name\t: A\nflags\t\t: avx2\n", "model name\t: A\nflags\t\t: avx2 amx\n", "Features : neon\n"):
         (tmp_path / "cpuinfo").write_text(text * 2, encoding="utf-8")
-        monkeypatch.setattr(referee, "CPU_INFO", tmp_path / "cpuinfo")
+        monkeypatch.setattr(cores, "CPU_INFO", tmp_path / "cpuinfo")
         found.add(referee.machine_name())
     assert len(found) == 3
 

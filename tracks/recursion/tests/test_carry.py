@@ -127,7 +127,7 @@ def test_a_stopped_run_ends_its_batch_and_goes_on_exactly(tmp_path) -> None:
     clock = [flag for flag in flags if not flag.startswith("--num-iterations")]
     base.run("clock", *clock, "--num-iterations=-1", "--target-seconds=1e-9", script=script)
     assert max(base.series("clock", "train/loss")) == 3
-    said = base.refused("ratio", *clock, "--num-iterations=-1", "--target-flops=1", script=script)
+    said = base.refused("ratio", *clock, "--num-iterations=-1", "--target-flops=1e8", script=script)
     assert "1 steps would end in the middle of a batch: use --num-iterations=3" in said
     together = base.run("together", *flags[:2], "--supervision=3", "--num-iterations=1", script=script)
     assert "exits: " in together
