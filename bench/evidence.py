@@ -141,8 +141,8 @@ PLANNED = [
 # so, and a test compares all others of the trunk with the card that today's code writes. No test makes those of tracks.
 AWAITING: dict[str, str] = {
     "two_bases": (
-        "Gemma 3 and the third seeds are not run (bases = [smol], no more_seeds), and nothing is held out: without"
-        " --final there is no ratio of recipe to final cost; 3 hours, both models"
+        "it is of SmolLM2 alone, with equal steps and without third seeds (bases = [smol], no more_seeds), and nothing"
+        " is held out: without --final there is no ratio of recipe to final cost; 4 hours, both models"
     ),
     "golf": "its tables have no p that is corrected for their number of differences; 1.2 hours of two quiet cores",
     "recursion": "its verdict is by the first exit refitted alone, and it has neither D nor the shapes of F; 3 hours",
