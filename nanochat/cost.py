@@ -129,7 +129,7 @@ def estimate(
 
     each = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in needed[rows].items())  # bytes -> GB
     total = sum(needed[rows].values()) / 1e9
-    doubt = "; that is a GPU's, a CPU takes about twice as much" if on_cpu else ""  # measured in fine-tuning
+    doubt = "; that is a GPU's, fine-tuning on a CPU takes about twice as much" if on_cpu else ""
     lines = [f"memory of a rank, GB: {total:.2f} with {rows} rows at once ({each}){doubt}"]
     if not fitting:
         share = f"{FIT_SHARE:.0%} of {accelerator.memory:g} GB"

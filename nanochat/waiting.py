@@ -13,7 +13,7 @@ GCC's OpenMP, which PyTorch uses on Linux, spins briefly while a process has mor
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -64,9 +64,11 @@ def _watch(ended: threading.Event) -> None:
             for holder in holders:
                 holder.start()
         elif was_busy and not is_busy:
-            free.set()
-            for holder in holders:
-                holder.join()
+            _end_pools(free, holders)
+    _end_pools(free, holders)
+
+
+def _end_pools(free: threading.Event, holders: Sequence[threading.Thread]) -> None:
     free.set()
     for holder in holders:
         holder.join()

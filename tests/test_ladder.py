@@ -80,9 +80,9 @@ def leave_runs(
     return tags
 
 
-def finished(base: Path, tag: str, show: bool = False, **changes) -> Ladder:
+def finished(base: Path, tag: str, **changes) -> Ladder:
     """A ladder whose runs have been left."""
-    return ladder_of_runs(tag, leave_runs(base, tag, **changes), show)
+    return ladder_of_runs(tag, leave_runs(base, tag, **changes))
 
 
 def ladder_of_runs(tag: str, runs: Sequence[str], show: bool = False) -> Ladder:

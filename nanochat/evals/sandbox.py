@@ -87,7 +87,7 @@ class Verdict:
     output: str
     forgeable: bool = False  # tests whose arguments are not plain data can run only in the answer's own process
     used: Used | None = field(default=None, compare=False)  # None: it has not ended by itself, or is not contained
-    killed: bool = field(default=False, compare=False)  # by SIGKILL, before its time was up
+    killed: bool = field(default=False, compare=False)  # by SIGKILL: for want of memory, or after its processor time
 
 
 def side_by_side(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:

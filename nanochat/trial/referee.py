@@ -113,18 +113,15 @@ class Series:
         return read_json(self.folder / "sealed" / f"{name}.json")
 
     def check(self) -> None:
-        """Raise a UserError if what was fixed, or a text that was made, is not what the ledger's first line says.
-
-        The series of an earlier version has no hashes of files.
-        """
+        """Raise a UserError if what was fixed, or a text that was made, is not what the ledger's first line says."""
         [first] = self.ledger.of_kind("series")
-        changed = [name for name in FIXED if first.get(name) != self.fixed[name]]
+        changed = [name for name in FIXED if first[name] != self.fixed[name]]
         if changed:
             raise UserError(
                 f"{self.folder}/referee.json has another {changed[0]} than the ledger: begin another series with"
                 " --series=NAME"
             )
-        for name, content in first.get("files", {}).items():
+        for name, content in first["files"].items():
             path = self.folder / name
             if not path.exists() or read_sha256(path) != content:
                 raise UserError(f"{path} was changed after it was made: begin another series with --series=NAME")
@@ -569,7 +566,7 @@ class Trial:
     def _check_pairs(self, found: dict[str, list[Record]], part: Part) -> None:
         """Raise Refused if the candidate does not use its seed, or has more than the incumbent to work with."""
         for name, what in SEEDED.items():
-            values = [run[name] for run in found["candidate"] if run.get(name)]  # an earlier version's has no rows
+            values = [run[name] for run in found["candidate"] if run[name]]
             if len(set(values)) < len(values):
                 raise Refused("seed", f"two seeds give the candidate the same {what}: its seed is chosen, not given")
         most = decision.SLOWER[1]
@@ -831,9 +828,11 @@ def _over_budget(name: str, times: float) -> Refused:
 
 def _second_record(gain: Gain) -> Record:
     """Return what the second depth has shown."""
-    answer = "better" if gain.p_better() <= decision.WORSE else "worse"
-    if answer == "worse" and gain.p_worse() > decision.WORSE:
-        answer = "undecided"
+    answer = "undecided"
+    if gain.p_better() <= decision.WORSE:
+        answer = "better"
+    elif gain.p_worse() <= decision.WORSE:
+        answer = "worse"
     return {"gain": gain.mean, "interval": gain.half(), "pairs": gain.pairs, "answer": answer}
 
 

@@ -440,7 +440,7 @@ class Fake:
             (folder / name / "nanochat/gpt.py").write_text(f"# {name}\n", encoding="utf-8")
             self.code[name] = _kept(folder / name, folder / "code")
         self.series = opened(folder, budget=budget, referee=self.code["incumbent"].name)
-        self.series.ledger.add("series", **{name: self.series.fixed[name] for name in FIXED})
+        self.series.ledger.add("series", **{name: self.series.fixed[name] for name in FIXED}, files={})
         self.killed: set[int] = set()  # runs, by number
         self.rows = ""
         self.memory = 1.0

@@ -1,6 +1,7 @@
 """The search for the best rate, on made curves with noise."""
 
 import math
+from collections.abc import Callable
 from itertools import islice
 
 import numpy as np
@@ -20,7 +21,9 @@ CURVES = {
 }
 
 
-def search(curve, optimum, random, noise=NOISE):
+def search(
+    curve: Callable[[float], float], optimum: float, random: np.random.Generator, noise: float = NOISE
+) -> tuple[list[Round], dict[float, list[float]]]:
     """Return the rounds, of which the last is the end, and the points."""
     points, found = {}, []
     for ahead in rounds(points, SEEDS):

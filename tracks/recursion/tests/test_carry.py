@@ -13,7 +13,7 @@ from models import model_for
 from torch import Tensor
 
 from nanochat.gpt import GPT
-from nanochat.optim import Optimizer
+from nanochat.optim import Group, Optimizer
 from nanochat.param_groups import build_groups, group_rates
 from nanochat.settings import OptimizerSettings
 from nanochat.tokenizer import Tokenizer
@@ -31,7 +31,7 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture
-def model(tokenizer):
+def model(tokenizer: Tokenizer) -> GPT:
     return model_for(tokenizer, RECURSIVE["recursive"], max_seq_len=LENGTH)
 
 
@@ -41,7 +41,7 @@ def text(model, tokenizer, tmp_path) -> CarriedText:
     return CarriedText(corpus, tokenizer, ROWS, LENGTH, lanes=4, model=model)
 
 
-def groups_of(model: GPT):
+def groups_of(model: GPT) -> list[Group]:
     return build_groups(model, group_rates(OptimizerSettings(), model.config.width, 0.05, 0.0))
 
 
