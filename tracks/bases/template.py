@@ -52,8 +52,10 @@ class Generation(jinja2.ext.Extension):
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """Write JSON as it is: the filter of Jinja escapes for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+    """Write JSON as it is: the filter of Jinja escapes for HTML. Marks stay what they are."""
+    written = json.dumps(value, ensure_ascii=False, indent=indent, **options)
+    others = rf"[^\x00-\x7f{BEGIN}{END}{BREAK}]+"
+    return re.sub(others, lambda found: json.dumps(found[0])[1:-1], written) if ensure_ascii else written
 
 
 def _refuse(message: str) -> NoReturn:
@@ -89,12 +91,14 @@ class JinjaTemplate:
         self.variables = dict(variables)
         self.reader = backend  # reads every text as plain
         self.turn_ends = frozenset(turn_ends)
+        environment = _environment(datetime.fromisoformat(day or "2026-01-01"))
         try:
-            self.template = _environment(datetime.fromisoformat(day or "2026-01-01")).from_string(source)
+            self.template = environment.from_string(source)
+            self.tree = environment.parse(source)
         # Nested too deep, or a constant too large, is an error of Python.
         except Exception as error:
             raise UserError(f"its chat template cannot be read: {_line(error)}") from None
-        self.marks_itself = re.search(r"\{%-?\s*generation\b", source) is not None
+        self.marks_itself = self.tree.find(jinja2.nodes.ExtensionAttribute) is not None  # `Generation` makes them
 
     @cached_property
     def reader_of_names(self) -> tokenizers.Tokenizer:
@@ -123,13 +127,26 @@ class JinjaTemplate:
         return re.compile(f"(?:{'|'.join(map(re.escape, names)) or '(?!)'})(?!{BREAK})")
 
     @cached_property
+    def cuts(self) -> re.Pattern[str]:
+        """Matches the same names, with the blanks that some tokens take from the text beside them."""
+        added = {token.content: token for token in self.reader.get_added_tokens_decoder().values()}
+
+        def with_blanks(name: str) -> str:
+            before, behind = (r"\s*" if takes else "" for takes in (added[name].lstrip, added[name].rstrip))
+            return f"{before}{re.escape(name)}(?!{BREAK}){behind}"
+
+        names = sorted((name for name, token in added.items() if token.special), key=len, reverse=True)
+        return re.compile("|".join(map(with_blanks, names)) or "(?!)")
+
+    @cached_property
     def sought(self) -> frozenset[str]:
         """Names of special tokens that the template looks for, as in `'</think>' in content`, but for ends of turns."""
-        tree = self.template.environment.parse(self.source)
         values = [
-            compared.expr for compared in tree.find_all(jinja2.nodes.Compare) if compared.ops[0].op in ("in", "notin")
+            compared.expr
+            for compared in self.tree.find_all(jinja2.nodes.Compare)
+            if compared.ops[0].op in ("in", "notin")
         ]
-        for call in tree.find_all(jinja2.nodes.Call):
+        for call in self.tree.find_all(jinja2.nodes.Call):
             if isinstance(call.node, jinja2.nodes.Getattr):  # content.split('</think>')
                 values += call.args
         texts = [one.value for one in values if isinstance(one, jinja2.nodes.Const) and isinstance(one.value, str)]
@@ -190,6 +207,32 @@ class JinjaTemplate:
             several = False
         return CallForm(mark, re.split(r"\s", after)[0], name, arguments, several)
 
+    @cached_property
+    def asks_for_none(self) -> bool:
+        """Whether the template asks if a message's content is none, as some do before they write calls."""
+        asked = [test.node for test in self.tree.find_all(jinja2.nodes.Test) if test.name == "none"]
+        keys = {node.attr for node in asked if isinstance(node, jinja2.nodes.Getattr)}
+        items = [node.arg for node in asked if isinstance(node, jinja2.nodes.Getitem)]
+        keys |= {item.value for item in items if isinstance(item, jinja2.nodes.Const)}
+        return "content" in keys
+
+    @cached_property
+    def takes_text_arguments(self) -> bool:
+        """Whether calls have to have their arguments as a text, as an API gives them: most templates take objects."""
+
+        def is_written(arguments: Any) -> bool:
+            call = {"id": "call00000", "type": "function", "function": {"name": PROBE, "arguments": arguments}}
+            for content in ("", None):  # some write calls only beside no content
+                answer = {"role": "assistant", "content": content, "tool_calls": [call]}
+                try:
+                    if PROBE in self.text([{"role": "user", "content": "Hi"}, answer]):
+                        return True
+                except TemplateError:
+                    continue
+            return False
+
+        return not is_written({PROBE: 1}) and is_written(json.dumps({PROBE: 1}))
+
     # ---- to tokens ----
 
     def render_prompt(self, conversation: Conversation) -> list[int]:
@@ -214,6 +257,8 @@ class JinjaTemplate:
             spans = _spans(text, self.text(messages, tools, marks=True))
             if spans is None:
                 raise TemplateError("the chat template writes another text where it marks what the assistant writes")
+            if not spans and any(message["role"] == "assistant" for message in messages):
+                raise TemplateError("the chat template marks nothing in this conversation as what the assistant writes")
             for start, stop in spans:
                 for place, (_, span) in enumerate(tokens):
                     if span[1] > start and span[0] < stop:
@@ -222,16 +267,30 @@ class JinjaTemplate:
             return [id for id, _ in tokens], mask
         for number, message in enumerate(messages):
             if message["role"] == "assistant":
-                span = self._behind_prompt(text, messages, tools, number)
-                if span is None and message.get("tool_calls"):  # they are written beside the content
-                    span = self._to_turn_end(text, messages, tools, number, tokens)
-                elif span is None:
-                    span = self._around(text, messages, tools, number)
+                span = self._span_of(text, messages, tools, number, tokens)
                 if span is None:
                     raise TemplateError("it cannot be found in the chat template which tokens the assistant writes")
                 _check_calls([message], text[slice(*span)])
                 self._learn(mask, tokens, text, span)
         return [id for id, _ in tokens], mask
+
+    def _span_of(
+        self,
+        text: str,
+        messages: Sequence[dict[str, Any]],
+        tools: Any,
+        number: int,
+        tokens: Sequence[tuple[int, Span]],
+    ) -> Span | None:
+        """Return where a message of the assistant stands in the text; None if it cannot be found.
+
+        Calls are written beside the content: where marks around it would not tell, the turn does.
+        """
+        span = self._behind_prompt(text, messages, tools, number)
+        if span is None and messages[number].get("tool_calls"):
+            span = self._to_turn_end(text, messages, tools, number, tokens)
+            return span or self._around_call(text, messages, tools, number, tokens)
+        return span or self._around(text, messages, tools, number)
 
     def _behind_prompt(self, text: str, messages: Sequence[dict[str, Any]], tools: Any, number: int) -> Span | None:
         """Return where a message stands, from the end of its prompt on; None if the text does not go on like that."""
@@ -254,13 +313,47 @@ class JinjaTemplate:
     ) -> Span | None:
         """Return where a message stands, from the end of its prompt to the next end of a turn, if there is one."""
         prompt = self.text(messages[:number], tools, prompt=True)
-        ends = [span[1] for id, span in tokens if id in self.turn_ends and span[0] >= len(prompt)]
-        return (len(prompt), ends[0]) if ends and text.startswith(prompt) else None
+        stop = self._next_turn_end(tokens, len(prompt))
+        return (len(prompt), stop) if stop and text.startswith(prompt) else None
+
+    def _around_call(
+        self,
+        text: str,
+        messages: Sequence[dict[str, Any]],
+        tools: Any,
+        number: int,
+        tokens: Sequence[tuple[int, Span]],
+    ) -> Span | None:
+        """Return where a message with calls stands whose prompt the text has in another form, as without old thoughts.
+
+        The name of its first call is found by marks; the message begins behind the last opening of a turn before it.
+        """
+        first, *others = messages[number]["tool_calls"]
+        function = first.get("function", first)
+        if not isinstance(function, dict):
+            return None
+        marked_function = {**function, "name": f"{BEGIN}{function.get('name')}{END}"}
+        marked_call = {**first, "function": marked_function} if "function" in first else marked_function
+        marked = list(messages)
+        marked[number] = {**messages[number], "tool_calls": [marked_call, *others]}
+        try:
+            found = _spans(text, self.text(marked, tools))
+            before, prompt = (self.text(messages[:number], tools, prompt=asked) for asked in (False, True))
+        except TemplateError:  # a template may look at names
+            return None
+        opening = prompt.removeprefix(before)
+        start = text.rfind(opening, 0, found[0][0]) if found and 0 < len(opening) < len(prompt) else -1
+        stop = self._next_turn_end(tokens, found[0][1]) if found else None
+        return (start + len(opening), stop) if start >= 0 and stop else None
+
+    def _next_turn_end(self, tokens: Sequence[tuple[int, Span]], place: int) -> int | None:
+        """Return the character behind the first end of a turn from a place on."""
+        return next((span[1] for id, span in tokens if id in self.turn_ends and span[0] >= place), None)
 
     def _around(self, text: str, messages: Sequence[dict[str, Any]], tools: Any, number: int) -> Span | None:
         """Return where a message's content stands, or what the template leaves of it; None if it changes all of it."""
         content = messages[number]["content"]
-        for start, stop in (_whole(content), _words(content), _answer(content)):
+        for start, stop in (_whole(content), _words(content), *_answers(content, self.source)):
             marked = list(messages)
             inner = content[:start] + BEGIN + content[start:stop] + END + content[stop:]
             marked[number] = {**messages[number], "content": inner}
@@ -294,14 +387,16 @@ class JinjaTemplate:
 
         The assistant's keep the names that the template looks for there: it would not find a thought's end.
 
-        What is null is left out, and an empty list of calls: templates ask `'tool_calls' in message`, and programs that
-        write tables as JSON give each row every key.
+        What is null is left out, as `transformers` does, and an empty list of calls: templates ask `'tool_calls' in
+        message`, and programs that write tables as JSON give each row every key.
         """
         found = []
         for message in messages:
-            said = {key: value for key, value in message.items() if key == "content" or value is not None}
+            said = {key: value for key, value in message.items() if value is not None}
+            if self.asks_for_none and "content" in message:
+                said["content"] = message["content"]
             said.pop("tool_calls", None)
-            changed: dict[str, Any] = {**said, **_calls(message)}
+            changed: dict[str, Any] = {**said, **_calls(message, self.takes_text_arguments)}
             if message.get("content") is not None:
                 changed["content"] = _spoken(message)
             try:
@@ -344,9 +439,9 @@ class JinjaTemplate:
             yield from zip(encoding.ids, encoding.offsets, strict=True)
             return
         place = 0
-        for piece in re.split(f"({self.names.pattern})", text):
-            if self.names.fullmatch(piece):
-                id = self.reader.token_to_id(piece)
+        for piece in re.split(f"({self.cuts.pattern})", text):
+            if self.cuts.fullmatch(piece):
+                id = self.reader.token_to_id(self.names.findall(piece)[0])
                 assert id is not None  # a name in its vocabulary
                 yield id, (place, place + len(piece))
             else:
@@ -373,8 +468,11 @@ def _spoken(message: Message) -> str:
     return content if isinstance(content, str) else "".join(part["text"] for part in content if part["type"] == "text")
 
 
-def _calls(message: Message) -> dict[str, Any]:
-    """Return the calls of tools in a message; arguments in a text, as APIs have them, become the object that it is."""
+def _calls(message: Message, as_text: bool) -> dict[str, Any]:
+    """Return the calls of tools in a message; arguments in a text, as APIs have them, become the object that it is.
+
+    as_text: the template adds them to a text, so they become one.
+    """
     calls = [dict(call) for call in message.get("tool_calls") or []]
     for call in calls:
         function = call.get("function", call)
@@ -387,8 +485,13 @@ def _calls(message: Message) -> dict[str, Any]:
                 found = None
             if not isinstance(found, dict):
                 raise TemplateError(f"the arguments of a call are no JSON object: {arguments[:80]}")
-            changed = {**function, "arguments": found}
-            call.update({"function": changed} if "function" in call else changed)
+            arguments = arguments if as_text else found
+        elif isinstance(arguments, dict) and as_text:
+            arguments = _to_json(arguments)
+        else:
+            continue
+        changed = {**function, "arguments": arguments}
+        call.update({"function": changed} if "function" in call else changed)
     return {"tool_calls": calls} if calls else {}
 
 
@@ -442,9 +545,9 @@ def _words(content: str) -> Span:
     return start, max(start, len(content.rstrip()))
 
 
-def _answer(content: str) -> Span:
-    """What stands behind thoughts in tags."""
-    behind = [match.end() for match in re.finditer(r"</\w+>", content)]
-    start, stop = _words(content[behind[-1] :] if behind else content)
-    shift = behind[-1] if behind else 0
-    return start + shift, stop + shift
+def _answers(content: str, template: str) -> Iterator[Span]:
+    """What stands behind a closing tag, in which a thought may end; first behind those that the template names."""
+    tags = re.finditer(r"</\w+>", content)
+    for tag in sorted(tags, key=lambda tag: tag[0] not in template):
+        start, stop = _words(content[tag.end() :])
+        yield start + tag.end(), stop + tag.end()

@@ -167,6 +167,51 @@ def test_the_end_of_a_thought_may_be_a_special_token(name: str) -> None:
     assert ids.count(2) == 2  # ends of turns
 
 
+def test_a_special_token_takes_the_blanks_beside_it() -> None:
+    """Also where a message has a special token's name, which is text there."""
+    backend = with_special()
+    backend.add_special_tokens(
+        [
+            AddedToken("<|assistant|>", rstrip=True, normalized=False, special=True),
+            AddedToken("<|user|>", lstrip=True, normalized=False, special=True),
+        ]
+    )
+    template = "{% for m in messages %}{{ ' <|' + m.role + '|> \n' + m.content + '<|im_end|>' }}{% endfor %}"
+    ours = PublicTokenizer(Definition(backend.to_str(), template, 0, (), (2, 0)))
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template)
+    messages = [{"role": role, "content": f"the {role} said"} for role in ("user", "assistant", "user")]
+    ids = render_conversation({"messages": messages}, ours)[0]
+    assert ids == theirs.apply_chat_template(messages)["input_ids"]
+    typed = [*messages, {"role": "user", "content": "<bos>"}]
+    longer = render_conversation({"messages": typed}, ours)[0]
+    assert longer[: len(ids)] == ids
+    behind = [*ours.encode(" \n<bos>"), 2]  # its blanks before are the token's, those behind are not
+    assert longer[len(ids) :] == [ours.special_tokens["<|user|>"], *behind]
+
+
+def test_a_content_that_is_null_is_not_written() -> None:
+    template = CALLING.replace("{{ message.content or '' }}", "{{ message.content }}")
+    ours, theirs = public("llama", template=template, ends=(2, 6, 0)), theirs_with(template)
+    call = {"type": "function", "function": {"name": "add", "arguments": {}}}
+    messages: Any = [{"role": "user", "content": "?"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    ids = render_conversation({"messages": messages}, ours)[0]
+    assert ids == theirs.apply_chat_template(messages)["input_ids"]
+    assert "None" not in ours.decode(ids)
+
+
+def test_marks_are_found_in_json_without_other_letters() -> None:
+    template = CALLING.replace("tojson)", "tojson(ensure_ascii=true))")
+    ours, theirs = public("llama", template=template, ends=(2, 6, 0)), theirs_with(template)
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": "더 \U0001f469", "b": "<|im_end|>"}}}
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    ids, _ = render_conversation({"messages": messages}, ours)
+    plain = json.loads(json.dumps(messages).replace("<|im_end|>", "<end>"))
+    same, _ = render_conversation({"messages": plain}, ours)
+    assert same == theirs.apply_chat_template(plain)["input_ids"]
+    assert ours.decode(ids).count("<|im_end|>") == 3
+    assert ids.count(2) == 2
+
+
 def test_a_special_token_of_one_letter_is_not_to_be_typed() -> None:
     template = "→" + CHATML
     ours = PublicTokenizer(Definition(with_special("→", "<→>", "a→").to_str(), template, 0, (), (2, 0)))
@@ -267,6 +312,9 @@ def test_masks(name: str, case: str) -> None:
         assert sum(one for id, one in zip(ids, mask, strict=True) if id in ends) == len(answers)
 
 
+THOUGHTLESS = "<think>\n\n</think>\n\nJ.<|im_end|>"  # how KEEPING writes a last answer without a thought
+
+
 @pytest.mark.parametrize("case", ["llama", "gemma3"])
 @pytest.mark.parametrize(
     ("name", "answers", "learned"),
@@ -275,6 +323,13 @@ def test_masks(name: str, case: str) -> None:
         ("keeping", ["I."], "<think>\n\n</think>\n\nI.<|im_end|>"),
         # An old answer has lost its thoughts.
         ("keeping", ["<think>\nhm\n</think>\n\nI.\n", "J."], "I.\n<|im_end|><think>\n\n</think>\n\nJ.<|im_end|>"),
+        # Also with tags behind the thought, or in it.
+        ("keeping", ["<think>\nhm\n</think>\n\nUse <b>it</b>", "J."], "Use <b>it</b><|im_end|>" + THOUGHTLESS),
+        (
+            "keeping",
+            ["<think></b></think>\n\n<ul><li>I</li></ul>.", "J."],
+            "<ul><li>I</li></ul>.<|im_end|>" + THOUGHTLESS,
+        ),
         ("spaced", ["I.", "\nJ.\n"], " I. <|im_end|> J. <|im_end|>"),
         ("stripped", ["\n\nI.\n"], "I.<end_of_turn>"),
         ("chatml", ["", "\n"], "<|im_end|>\n\n<|im_end|>"),  # its line break is one token with that of the prompt
@@ -289,6 +344,36 @@ def test_an_answer_is_what_follows_its_prompt(name: str, answers: list[str], lea
     ]
     ids, mask = render_conversation({"messages": messages}, ours)
     assert ours.decode([id for id, one in zip(ids, mask, strict=True) if one]) == learned
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma3"])
+def test_a_thought_of_the_last_answer_may_be_dropped_too(case: str) -> None:
+    """As DeepSeek-R1's distilled models write: the prompt opens a thought that no answer in a text has."""
+    template = THINKING.replace("\n<think>\n\n</think>\n\n' }}", "\n<think>\n' }}")
+    ours = public(case, template=template, ends=(2, 6, 0))
+    answer = "<think>\nhm </p>\n</think>\n\nWrite <p>a</p>"
+    messages = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": answer}]
+    ids, mask = render_conversation({"messages": messages}, ours)
+    assert ours.decode([id for id, one in zip(ids, mask, strict=True) if one]) == "Write <p>a</p><|im_end|>"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{# answers stand between {% generation %} #}" + CHATML,
+        MARKED.replace("message.role == 'assistant'", "message.role == 'model'"),
+    ],
+    ids=["a comment", "never taken"],
+)
+def test_a_template_that_only_speaks_of_marks_learns_something_or_says_so(template: str) -> None:
+    messages = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]
+    ours = public("llama", template=template)
+    if "endgeneration" not in template:
+        ids, mask = render_conversation({"messages": messages}, ours)
+        assert ours.decode([id for id, one in zip(ids, mask, strict=True) if one]) == "I.<|im_end|>"
+        return
+    with pytest.raises(TemplateError, match="marks nothing in this conversation as what the assistant writes"):
+        render_conversation({"messages": messages}, ours)
 
 
 def test_the_prompt_is_what_a_reply_follows() -> None:
@@ -387,6 +472,55 @@ def test_turns_of_tools(template: str, case: str) -> None:
                     {"a": number, "<|im_end|>": "<|im_end|>더"}, ensure_ascii=False
                 )
         assert render_conversation(conversation, ours) == (ids, mask)
+
+
+# As Qwen3 writes agents: calls with thoughts, which a later question drops.
+DROPPING = (
+    "{%- set ns = namespace(last=0) %}{%- for m in messages %}{%- if m.role == 'user' %}{% set ns.last = loop.index0 %}"
+    "{%- endif %}{%- endfor %}{%- for message in messages %}"
+    "{%- if message.role == 'tool' %}{{ '<|im_start|>user\n<tool_response>' + message.content + '</tool_response>' }}"
+    "{%- else %}{{ '<|im_start|>' + message.role + '\n' }}"
+    "{%- set content = message.content or '' %}"
+    "{%- if loop.index0 < ns.last %}{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+    "{{ content }}{%- for call in message.tool_calls or [] %}"
+    "{{ '<tool_call>' + call.function.name + (call.function.arguments | tojson) + '</tool_call>' }}{% endfor %}"
+    "{%- endif %}{{ '<|im_end|>\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma3"])
+def test_calls_with_thoughts_in_an_earlier_turn(case: str) -> None:
+    """What asks for the second call has the first one's thought, and the whole conversation has not."""
+    ours = public(case, template=DROPPING, ends=(2, 6, 0))
+
+    def calling(name: str) -> dict[str, Any]:
+        call = {"type": "function", "function": {"name": name, "arguments": {"a": 1}}}
+        return {"role": "assistant", "content": f"<think>\nI {name}.\n</think>\n\n", "tool_calls": [call]}
+
+    result = {"role": "tool", "content": "7"}
+    question = {"role": "user", "content": "How much?"}
+    first = [question, calling("add"), result, calling("mul"), result, {"role": "assistant", "content": "46."}]
+    ids, mask = render_conversation({"messages": [*first, question, {"role": "assistant", "content": "Yes."}]}, ours)
+    calls = "".join(f'<tool_call>{name}{{"a": 1}}</tool_call><|im_end|>' for name in ("add", "mul"))
+    learned = ours.decode([id for id, one in zip(ids, mask, strict=True) if one])
+    assert learned == f"{calls}46.<|im_end|>Yes.<|im_end|>"
+
+
+@pytest.mark.parametrize("written", ["message.content is none", "message.tool_calls"])
+def test_a_template_may_take_arguments_as_a_text_alone(written: str) -> None:
+    """As DeepSeek-R1's distilled models do; some write calls only where there is no content."""
+    template = CALLING.replace("(call.function.arguments | tojson)", "call.function.arguments")
+    template = template.replace("in message.tool_calls or []", f"in (message.tool_calls or []) if {written}")
+    ours, theirs = public("llama", template=template, ends=(2, 6, 0)), theirs_with(template)
+    call: dict[str, Any] = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    ids, mask = render_conversation({"messages": messages}, ours)
+    if written == "message.tool_calls":  # a content that is none is not there in `transformers` 5
+        assert ids == theirs.apply_chat_template(messages)["input_ids"]
+    call["function"]["arguments"] = {"a": 1}
+    assert render_conversation({"messages": messages}, ours) == (ids, mask)
+    assert ours.decode([id for id, one in zip(ids, mask, strict=True) if one]).startswith('<tool_call>add{"a": 1}')
 
 
 def test_a_template_that_writes_no_calls_refuses_them() -> None:
