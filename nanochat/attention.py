@@ -113,6 +113,8 @@ def _flash3_kernel() -> "Kernel":
 
 def _trial_error(path: str, device: torch.device, dtype: torch.dtype) -> float:
     """Return the relative error of a path's gradient, which depends on its output too, against sdpa's."""
+    if path == "flash4":
+        importlib.import_module("flash_attn.cute")  # torch would miss it only after it has compiled all around it
     x = torch.arange(2 * 384 * 2 * 128, device=device).sin().view(2, 384, 2, 128).to(dtype)  # (B, T, H, D)
     gradients = []
     for each in (path, "sdpa"):

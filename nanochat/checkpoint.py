@@ -283,7 +283,8 @@ class Saver(AbstractContextManager):
         copied: "torch.cuda.Event | None",
     ) -> None:
         if copied:
-            copied.synchronize()  # else half-copied tensors would be written
+            with torch.cuda.device(copied.device):  # a new thread's is the first of the machine, whatever the rank's
+                copied.synchronize()  # else half-copied tensors would be written
         part = step_dir(self.folder, step).with_suffix(".tmp-part")  # all ranks write into this folder
         self._post(f"rank {self.rank}", lambda: [_write_files(part, files), owned])
         if self.rank == 0:

@@ -147,6 +147,12 @@ class KVCache:
 
 # ---- decoder ----
 
+
+def graph_rows(rows: int) -> int:
+    """Return the row count of the graph that steps some rows: few, as each is captured, and keeps its memory."""
+    return next((size for size in BUCKETS if size >= rows), -(-rows // BUCKETS[-1]) * BUCKETS[-1])
+
+
 # Row state: name, dtype, meaning; one number per row, but for the last three.
 STATE = """
     token        int64    the newest, input for the next step
@@ -298,8 +304,7 @@ class Decoder:
         keys = min(self._keys(longest + self.on_cuda), self.length)
         if not self.on_cuda:
             return self._compute(rows, keys, kind), None
-        bucket = next((size for size in BUCKETS if size >= rows), rows)  # the next larger row count with a graph
-        columns = self._replay(GraphShape(min(bucket, self.cache.slots), keys, kind))
+        columns = self._replay(GraphShape(min(graph_rows(rows), self.cache.slots), keys, kind))
         on_host = [column.to("cpu", non_blocking=True) for column in columns]
         copied = torch.cuda.Event()
         copied.record()

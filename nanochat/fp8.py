@@ -73,6 +73,11 @@ class Float8Linear(nn.Linear):
         # By rows, by columns, scale. No buffers: they would be in checkpoints, and be cast along with the model.
         self.quantized = by_rows, by_rows.t().contiguous(), scale
 
+    @property
+    def active_weight(self) -> Tensor:
+        """The weight as generation reads it, which is not in fp8, as evaluations are not."""
+        return self.weight
+
     def requantize(self, weight: Tensor, new_scale: Tensor) -> None:
         """Quantize the weight again, into the same memory, which compiled graphs read."""
         # `data`: for autograd a weight that is gathered again has not changed.

@@ -7,6 +7,7 @@ numbers. A new Linear or parameter in the model is packed without a change here.
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanochat.attention import RotaryTable
-from nanochat.gpt import GPT, Attention, Block
+from nanochat.fp8 import Float8Linear
+from nanochat.gpt import GPT, Attention, Block, Embedding, Linear
 from nanochat.int8 import Int8, Int8Embedding, Int8Linear, PackedInt8Linear
 from nanochat.models import new_model
 
@@ -127,10 +129,10 @@ def pack(model: GPT) -> GPT:
     for name, module in list(packed.named_modules()):
         if isinstance(module, nn.Linear):
             own = model.head_module if name == "head" else model.get_submodule(name)  # a tied table is the head
-            assert isinstance(own, nn.Linear | Int8)
+            assert isinstance(own, Linear | Embedding | Float8Linear | Int8)
             is_int8 = isinstance(own, Int8)
             packed.set_submodule(
-                name, PackedInt8Linear([own], dtype) if is_int8 else PackedLinear(own.weight.detach, dtype)
+                name, PackedInt8Linear([own], dtype) if is_int8 else PackedLinear(partial(_active, own), dtype)
             )
         elif isinstance(module, nn.Embedding) and isinstance(own := model.get_submodule(name), Int8Embedding):
             packed.set_submodule(name, own)
@@ -143,6 +145,11 @@ def pack(model: GPT) -> GPT:
         packed.set_submodule("rotary", PairTable(packed.rotary, packed.config.head_dim))
     copy_weights(packed, model)
     return packed.eval()
+
+
+def _active(layer: Linear | Embedding | Float8Linear) -> Tensor:
+    """Return the matrix that a layer multiplies by at present, which training may round."""
+    return layer.active_weight.detach()
 
 
 def _pack_attention(attention: Attention, source: Attention, dtype: torch.dtype) -> None:
@@ -162,9 +169,7 @@ def _pack_attention(attention: Attention, source: Attention, dtype: torch.dtype)
     if len(rounded) == len(layers):
         attention.qkv = PackedInt8Linear(rounded, dtype, order.flatten())
     else:
-        attention.qkv = PackedLinear(
-            lambda: torch.cat([layer.active_weight for layer in layers]).detach()[order.flatten()], dtype
-        )
+        attention.qkv = PackedLinear(lambda: torch.cat([_active(layer) for layer in layers])[order.flatten()], dtype)
     del attention.q, attention.k, attention.v
 
 
@@ -180,7 +185,8 @@ def meet_sizes(packed: GPT) -> None:
 def copy_weights(packed: GPT, model: GPT) -> None:
     """Copy the model's present weights into the packed model. All ranks of a sharded model call this together."""
     with model.whole():
-        sources = dict(model.named_parameters())
+        sources: dict[str, Tensor] = dict(model.named_parameters())
+        sources |= {f"{name}.weight": _active(m) for name, m in model.named_modules() if isinstance(m, Embedding)}
         # Parameters outside Linear layers: embeddings, residual factors.
         for name, parameter in packed.named_parameters():
             parameter.copy_(sources[name])

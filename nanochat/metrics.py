@@ -51,7 +51,7 @@ def kept_figures(state: "State", which: str, kind: str = "") -> Metrics:
 def run_metrics(state: "State", runtime: "Runtime") -> Metrics:
     """Return the metrics that any training run has."""
     speed = mfu = None  # unknown before the first steady step, or without a known peak
-    if state.steady_seconds:
+    if state.steady_seconds and state.flops:  # no step may have taught anything, as RL without a reward
         # Without the first steps, which compile; all tokens cost the same FLOPs.
         flops_per_second = state.steady_flops / state.steady_seconds
         speed = flops_per_second / state.flops * state.tokens

@@ -174,6 +174,7 @@ class Trainer(Generic[Config]):
         source: a context manager too. after_step: called in order when the weights have changed. record: further
         entries of the manifests.
         """
+        self._compare_ranks(source)
         data = self.runtime.broadcast(source.origin)  # one rank reads files and hashes
         try:
             return self._train(source, objective, evaluations, after_step, data, record or {})
@@ -181,6 +182,17 @@ class Trainer(Generic[Config]):
             saved = saved_steps(self.folder)
             again = f"go on with --resume={saved[-1]} and lower rates" if saved else "start again with lower rates"
             raise FloatingPointError(f"{error}: {again}, see docs/base_training.md") from None
+
+    def _compare_ranks(self, source: BatchSource) -> None:
+        """Refuse data that differ between ranks: each finds its own, in the files of its machine."""
+        settings = self.runtime.all_gather(source.state_dict()["setting"])
+        for rank, setting in enumerate(settings):
+            if setting != settings[0]:
+                keys = ", ".join(key for key in {**settings[0], **setting} if setting.get(key) != settings[0].get(key))
+                raise UserError(
+                    f"rank {rank} finds other data than rank 0, they differ in {keys}: name it (--data, --mixture), and"
+                    " let each machine have the same files"
+                )
 
     def _train(
         self,

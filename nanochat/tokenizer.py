@@ -80,6 +80,10 @@ class Tokenizer:
         ids = [*self.prefix, *self.encode(text)]
         return ids or [self.bos]  # a model predicts the first token of a text from something
 
+    def letter_prompt(self, prompt: list[int]) -> list[int]:
+        """Return a prompt up to where a letter is chosen: a public model's answer may begin with something else."""
+        return prompt
+
     def letter_tokens(self, letters: Sequence[str]) -> list[int]:
         """Return the token of each letter where the assistant answers with nothing else."""
         return [self.encode(letter)[0] for letter in letters]  # a letter is one byte, so one token

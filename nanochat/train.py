@@ -304,9 +304,9 @@ class TrainingLoop:
         if is_evaluated and not has_trained:
             return ends  # the checkpoint was restored just now, with complete evaluations: nothing is new
         self._seconds = state.seconds = self.runtime.all_gather(self._seconds)[0]  # rank 0's clock
-        if due and finished and has_trained:
-            save(state)  # an evaluation that fails must not cost the run
         if finished or not ends:
+            if due and saves and has_trained:
+                save(state)  # an evaluation that fails must not cost the steps before it
             self._evaluate(due)
         if saves or ends:
             save(state)
@@ -547,7 +547,10 @@ def largest_device_batch(model: GPT, length: int, sizes: Sequence[int], runtime:
         fitting = (rows for rows in reversed(sizes) if rows * row < room and _fits(model, rows, length, room))
     else:
         fitting = (rows for rows in reversed(sizes) if rows * length <= CPU_TOKENS)
-    return min(runtime.all_gather(next(fitting, sizes[0])))  # the rank with least memory decides
+    size = min(runtime.all_gather(next(fitting, sizes[0])))  # the rank with least memory decides
+    if runtime.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(runtime.device)  # of training, not of sizes that were tried
+    return size
 
 
 def _fits(model: GPT, rows: int, length: int, room: int) -> bool:

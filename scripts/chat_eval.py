@@ -59,7 +59,7 @@ def with_sampling(config: Config) -> Config:
 
 def main(config: Config) -> None:
     from nanochat.engine import Engine
-    from nanochat.evals.chat import evaluate_task, mean_scores, sample_answers
+    from nanochat.evals.chat import common_tasks, evaluate_task, mean_scores, sample_answers
     from nanochat.models import load_chosen
     from nanochat.runtime import keep_freed_memory, setup
 
@@ -73,7 +73,8 @@ def main(config: Config) -> None:
             keep_freed_memory()
         model, tokenizer, checkpoint = load_chosen(config, runtime)
         # Spelling tasks take their words from the tokenizer's training text.
-        tasks = open_tasks(config.tasks, config.unsafe_exec, checkpoint.manifest["tokenizer"]["tag"])
+        found = open_tasks(config.tasks, config.unsafe_exec, checkpoint.manifest["tokenizer"]["tag"])
+        tasks = common_tasks(found, runtime)
         if not tasks:
             raise UserError("no task has its files here, see `python -m scripts.prepare` or set NANOCHAT_HUB")
         # One engine answers all tasks: its KV cache is allocated once.

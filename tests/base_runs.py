@@ -162,6 +162,27 @@ class FailingSave:
         tell_of_saves()
 
 
+def emulate_fp8() -> None:
+    """Small layers compute in fp8 too, and on any device."""
+    from functools import partial
+
+    from nanochat import fp8
+
+    fp8.convert = partial(fp8.convert, min_dim=32, emulated=True)
+
+
+class OwnFolders:
+    """Each rank looks for its text in a folder of its own, as ranks on several machines do."""
+
+    def __init__(self, *folders: Path) -> None:
+        self.folders = folders
+
+    def __call__(self) -> None:
+        import os
+
+        os.chdir(self.folders[int(os.environ["RANK"])])
+
+
 def tell_of_saves() -> None:
     """Each save prints what it is."""
     from nanochat.checkpoint import Saver

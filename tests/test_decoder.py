@@ -3,7 +3,7 @@
 import torch
 from models import SMALL, lively
 
-from nanochat.decoder import Decoder
+from nanochat.decoder import BUCKETS, Decoder, graph_rows
 from nanochat.fused import pack
 
 
@@ -25,3 +25,8 @@ def test_room_grows_and_is_kept_and_there_are_fewer_slots_where_memory_is_short(
     store = decoder.cache.store
     assert [decoder.make_room(32, 64), decoder.make_room(3, 20)] == [4, 3]
     assert decoder.cache.store is store
+
+
+def test_any_number_of_rows_takes_few_graphs() -> None:
+    assert {graph_rows(rows) for rows in range(1, 1025)} == {*BUCKETS, 512, 768, 1024}
+    assert all(graph_rows(rows) >= rows for rows in range(1, 1025))

@@ -7,7 +7,8 @@ from models import CONFIGS, lively, tokens
 from torch import nn
 from torch.testing import assert_close
 
-from nanochat.fused import SIZES, PackedLinear, pack
+from nanochat.fp8 import Float8Linear, convert
+from nanochat.fused import SIZES, PackedLinear, copy_weights, pack
 
 
 def logits(packed, ids):
@@ -35,6 +36,20 @@ def test_packed_layers_are_the_layers_side_by_side(rows) -> None:
         packed.refresh()
         assert packed.weight.data_ptr() == place  # where a CUDA graph looks for it
         assert_close(packed(x), expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@torch.inference_mode()
+def test_a_model_that_trains_in_fp8_is_packed_as_it_evaluates(name) -> None:
+    model, ids = lively(CONFIGS[name]), tokens(2, 20)
+    expected = model(ids)
+    assert convert(model, min_dim=16, emulated=True)
+    packed = pack(model)
+    assert_close(logits(packed, ids), expected, atol=1e-4, rtol=1e-4)
+    layer = next(module for module in model.modules() if isinstance(module, Float8Linear))
+    layer.weight.mul_(2)
+    copy_weights(packed, model)
+    assert_close(logits(packed, ids), model.eval()(ids), atol=1e-4, rtol=1e-4)
 
 
 @pytest.fixture

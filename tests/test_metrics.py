@@ -49,6 +49,12 @@ def test_the_fields_of_the_reference_and_where_the_text_came_from() -> None:
     assert (warming["MFU %"], warming["Tokens per second"]) == ("n/a", "n/a")
 
 
+def test_a_run_in_which_no_step_taught_anything_has_its_figures() -> None:
+    """RL earns no reward from a model that solves nothing: no step computes gradients."""
+    told = facts(State(step=20, seconds=150.0, steady_seconds=100.0))
+    assert (told["Tokens per second"], told["Tokens seen"], told["MFU %"]) == ("n/a", "0", "n/a")
+
+
 def test_the_network_and_the_energy_of_a_run(tmp_path, monkeypatch) -> None:
     names = "NANOCHAT_BASE_DIR WORLD_SIZE LOCAL_WORLD_SIZE NANOCHAT_DOLLARS_AN_HOUR".split()
     for name, value in zip(names, [str(tmp_path), "16", "8", "98"], strict=True):

@@ -15,8 +15,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from base_runs import STEPS, Base, FailingSave, Room, SignalAfter, files_of, impatient, tell_of_saves
+from base_runs import (
+    STEPS,
+    Base,
+    FailingSave,
+    OwnFolders,
+    Room,
+    SignalAfter,
+    emulate_fp8,
+    files_of,
+    impatient,
+    tell_of_saves,
+)
 from conftest import ROOT
+from corpora import write_letters
 from loop_parts import ALONE
 from starts import TINY, start_of
 from test_speedrun import until
@@ -372,6 +384,25 @@ def test_room_is_looked_for_before_the_first_step(base) -> None:
         shutil.rmtree(folder / f"step_{step:06d}")
     base.run("crowded", "--keep-last=2", before=Room(int(1.5e6 * size)))
     assert saved_steps(base.of("crowded")) == [18, 20]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_in_fp8_writes_samples(ranks, base) -> None:
+    """They are written by the model packed for generation."""
+    flags = ("--fp8", "--sample-every=2", "--num-iterations=4", "--eval-every=-1", *["--shard-weights"] * (ranks > 1))
+    told = base.run(f"eighths-{ranks}", *flags, ranks=ranks, before=emulate_fp8)
+    assert re.search("fp8: [1-9][0-9]* layers", told)
+    assert len(re.findall("^sample: ", told, re.MULTILINE)) >= 2
+
+
+def test_ranks_that_find_other_text_say_so(base) -> None:
+    """Machines may have other files by one name; without a word they would train on two data sets."""
+    places = [base.folder / f"machine-{number}" for number in range(2)]
+    for number, place in enumerate(places):
+        write_letters(place / "letters", 30 + number)
+    said = base.refused("apart", "--data=letters", ranks=2, before=OwnFolders(*places))
+    assert said.startswith("rank 1 finds other data than rank 0, they differ in data: name it (--data, --mixture)")
+    assert not saved_steps(base.of("apart"))
 
 
 def test_the_device_batch_is_tried_on_the_model_that_trains(monkeypatch) -> None:

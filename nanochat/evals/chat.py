@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ from nanochat.train import Evaluation, State
 
 # A call of the calculator and its result in the text of an answer.
 CALL = re.compile(r"<\|python_start\|>(.*?)<\|python_end\|><\|output_start\|>(.*?)<\|output_end\|>")
+AnyTask = TypeVar("AnyTask", bound=Task)
 LETTER_BATCH = 64  # prompts per forward pass where letters are chosen, at most
 LETTER_TOKENS = 16_384  # tokens of such a pass, padding included, if there is more than one prompt
 
@@ -173,6 +174,8 @@ def _prepare_problems(
     for number in range(total):
         conversation = task[number]
         prompt, cut = fitted_prompt(conversation, tokenizer, context, answer_tokens)
+        if task.kind == "categorical":
+            prompt = tokenizer.letter_prompt(prompt)[-context:]
         record = {
             "problem": number,
             "prompt": tokenizer.decode(prompt),
@@ -261,6 +264,15 @@ def _write_answers(
         yield own[number], answers
 
 
+def common_tasks(tasks: Mapping[str, AnyTask], runtime: Runtime) -> dict[str, AnyTask]:
+    """Return the tasks that all ranks have found, alike: each looks into the files of its machine."""
+    found = runtime.all_gather({name: len(task) for name, task in tasks.items()})
+    shared = {name: task for name, task in tasks.items() if all(one.get(name) == len(task) for one in found)}
+    for name in dict.fromkeys(name for one in found for name in one if name not in shared):
+        print0(f"tasks: {name} is left out: it is not the same on all machines")
+    return shared
+
+
 # ---- evaluation during training ----
 
 
@@ -274,7 +286,7 @@ def task_scores(trainer: Trainer, open_tasks: OpenTasks, at_start: bool = False)
     if config.eval_metrics_every < 0:
         return []
     names = config.eval_metrics_tasks
-    tasks = open_tasks(names, tokenizer=trainer.tokenizer_tag)
+    tasks = common_tasks(open_tasks(names, tokenizer=trainer.tokenizer_tag), trainer.runtime)
     scored = {name: task for name, task in tasks.items() if names or task.kind == "categorical"}
     if not scored:
         return []

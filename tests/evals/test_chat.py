@@ -6,6 +6,7 @@ import math
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bundles import one_process
@@ -16,7 +17,7 @@ from models import CONFIGS, limit_memory, model_for
 from nanochat.chat import render_prompt
 from nanochat.engine import Engine, Event, samples_of
 from nanochat.evals import chat
-from nanochat.evals.chat import ChatScore, evaluate_task, mean_scores, pass_probability
+from nanochat.evals.chat import ChatScore, common_tasks, evaluate_task, mean_scores, pass_probability
 from nanochat.paths import read_jsonl
 from nanochat.runtime import setup
 from nanochat.settings import AnswerSettings
@@ -206,6 +207,22 @@ def ask(out: Path, runtime) -> None:
         score = evaluate_task(TASKS[name](), model, tokenizer, runtime, options, name, path, engine)
         found = json.dumps([score.records, list(score.pass_at.items())])
         out.with_name(f"{out.name}-{name}-{runtime.rank}.json").write_text(found)
+
+
+def tell_common_tasks(out: Path) -> None:
+    """One of two ranks has another sandbox, and a longer file."""
+    with setup("cpu", "fp32") as runtime:
+        tasks: Any = {"A": range(3), "B": range(4 + runtime.rank), "C": range(5)}
+        found = common_tasks(tasks if runtime.rank == 0 else tasks | {"D": range(1)}, runtime)
+        out.with_name(f"{out.name}-{runtime.rank}").write_text(" ".join(found))
+
+
+def test_a_task_that_ranks_do_not_share_is_left_out(tmp_path) -> None:
+    """Else their answers to two tasks would be joined."""
+    said = Forked(tmp_path / "job", tell_common_tasks, tmp_path / "found", ranks=2).done()
+    assert [(tmp_path / f"found-{rank}").read_text() for rank in range(2)] == ["A C", "A C"]
+    assert [line.split()[1] for line in said.splitlines() if line.startswith("tasks: ")] == ["B", "D"]
+    assert common_tasks({}, one_process()) == {}
 
 
 def test_the_figures_are_the_same_for_any_number_of_ranks(fake_hub, hub, tmp_path) -> None:

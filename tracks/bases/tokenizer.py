@@ -145,6 +145,15 @@ def _from_pieces(token: str) -> bytes:
     return token.replace(SPACE, " ").encode()
 
 
+LETTER_QUESTION: Message = {"role": "user", "content": "Which letter?"}
+
+
+def _first_difference(rows: Sequence[Sequence[int]]) -> int:
+    """Return the first place at which rows are not all the same; the shortest row's end, if there is none before."""
+    places = (place for place, ids in enumerate(zip(*rows, strict=False)) if len(set(ids)) > 1)
+    return next(places, min(map(len, rows)))
+
+
 class PublicTokenizer(Tokenizer):
     """A tokenizer that came with a model."""
 
@@ -161,10 +170,26 @@ class PublicTokenizer(Tokenizer):
         self.turn_end = self.turn_ends[0]
         self.text_ends = self.turn_ends
         self._letters: dict[tuple[str, ...], list[int]] = {}
+        self._opening: tuple[int, list[int]] | None = None
         if definition.template:
             self.template = JinjaTemplate(
                 definition.template, definition.variables, core.backend, self.turn_ends, definition.day
             )
+
+    def letter_prompt(self, prompt: list[int]) -> list[int]:
+        """Return a prompt with what the template writes before an answer, as an empty thought.
+
+        An opening of a thought that the prompt has and a plain answer has not is left out.
+        """
+        if self.template is None:
+            return prompt
+        if self._opening is None:
+            asked = self.template.render_prompt({"messages": [LETTER_QUESTION]})
+            rows = self._letter_rows(("A", "B"))
+            same = _first_difference([asked, rows[0]])
+            self._opening = len(asked) - same, rows[0][same : _first_difference(rows)]
+        dropped, opening = self._opening
+        return [*prompt[: len(prompt) - dropped], *opening]
 
     def letter_tokens(self, letters: Sequence[str]) -> list[int]:
         """Return the token of each letter where an answer begins: a vocabulary may have several for one letter."""
@@ -176,13 +201,15 @@ class PublicTokenizer(Tokenizer):
     def _find_letters(self, letters: Sequence[str]) -> list[int]:
         if self.template is None:
             return super().letter_tokens(letters)
-        question: Message = {"role": "user", "content": "Which letter?"}
-        rows = [
-            self.template.render({"messages": [question, {"role": "assistant", "content": letter}]})[0]
-            for letter in letters
-        ]
-        place = next(place for place, ids in enumerate(zip(*rows, strict=False)) if len(set(ids)) > 1)
+        rows = self._letter_rows(letters)
+        place = _first_difference(rows)
         return [row[place] for row in rows]
+
+    def _letter_rows(self, letters: Sequence[str]) -> list[list[int]]:
+        """Return a conversation's ids for each letter as the answer."""
+        assert self.template is not None
+        answers: list[Message] = [{"role": "assistant", "content": letter} for letter in letters]
+        return [self.template.render({"messages": [LETTER_QUESTION, answer]})[0] for answer in answers]
 
     @property
     def bpe(self) -> rustbpe.Tokenizer:

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
-from nanochat.chat import Reply, fitted_prompt, render_conversation, reply_parts
+from nanochat.chat import Reply, fitted_prompt, render_conversation, render_prompt, reply_parts
 from nanochat.errors import UserError
 from nanochat.tokenizer import Tokenizer
 from tracks.bases.tests.public_models import CHATML, SPECIAL, TEXT, has_pieces, save_tokenizer, tokenizer_for
@@ -163,6 +163,35 @@ def test_the_token_of_a_letter_is_that_of_an_answer(case: str) -> None:
     assert ours.letter_tokens(letters) == ours.letter_tokens(letters) == expected
     assert [ours.decode([token]) for token in expected] == list(letters)
     assert public("llama-pieces", template="").letter_tokens(["A"]) == public("llama-pieces").encode("A")[:1]
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma3"])
+@pytest.mark.parametrize(
+    ("asks", "answers", "behind"),
+    [
+        ("", "<think>\n\n</think>\n\n", "<|im_start|>assistant\n<think>\n\n</think>\n\n"),  # as Qwen3
+        ("<think>\n", "", "<|im_start|>assistant\n"),  # as DeepSeek-R1's distilled models
+        ("", "", "<|im_start|>assistant\n"),
+    ],
+)
+def test_a_letter_is_asked_for_where_an_answer_has_it(asks: str, answers: str, behind: str, case: str) -> None:
+    """Behind an empty thought, if the template writes one: fine-tuning learns the letter there."""
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}{{ '"
+        + answers
+        + "' }}"
+        "{% endif %}{{ m.content + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n" + asks + "' }}{% endif %}"
+    )
+    ours = public(case, template=template)
+    question = {"role": "user", "content": "Which fox, A or B?"}
+    asked = ours.letter_prompt(render_prompt({"messages": [question]}, ours))
+    assert ours.decode(asked).endswith(f"Which fox, A or B?<|im_end|>\n{behind}")
+    ids, _ = render_conversation({"messages": [question, {"role": "assistant", "content": "B"}]}, ours)
+    assert ids[: len(asked)] == asked
+    assert ids[len(asked)] == ours.letter_tokens(["A", "B"])[1]
+    plain = public(case, template="")
+    assert plain.letter_prompt([5, 6]) == [5, 6]
 
 
 def test_no_calculator_is_called() -> None:

@@ -7,6 +7,7 @@ from models import lively, tokens
 from torch.testing import assert_close
 
 from nanochat import quant
+from nanochat.fused import pack
 from nanochat.quant import assign, parse_recipe, quantize
 from tracks.golf.qat import FakeQuantization
 from tracks.golf.tests import golf_models
@@ -30,6 +31,8 @@ def test_fake_quantization_acts_as_the_quantized_weights_and_its_gradient_passes
     twin.load_state_dict(rounded, strict=False)
     assert (twin(ids) - before).abs().max() > 1e-3
     assert_close(model(ids), twin(ids), atol=1e-6, rtol=1e-5)
+    packed = pack(model)  # its samples are the rounded model's
+    assert_close(packed.logits(packed.hidden(ids)), twin(ids), atol=1e-4, rtol=1e-4)
     (model(ids, ids) / 100).backward()
     (twin(ids, ids) / 100).backward()
     for (key, one), other in zip(model.named_parameters(), twin.parameters(), strict=True):
