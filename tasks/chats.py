@@ -105,8 +105,8 @@ def as_row(value: Record | list[Any]) -> Record:
     """Return the row in a line of JSON: an object with `messages`, or in a form of another program.
 
     That is the list of messages alone; `prompt` and `completion`, each a text or messages, of which the completion is
-    learned; or ShareGPT's `conversations`, whose messages have `from` and `value`. A text in a column `system` beside
-    them is the system message.
+    learned; ShareGPT's `conversations`, whose messages have `from` and `value`; or Alpaca's `instruction`, `input`,
+    perhaps empty, and `output`. A text in a column `system` beside them is the system message.
     """
     row = {"messages": value} if isinstance(value, list) else value
     if not isinstance(row, dict):
@@ -120,7 +120,17 @@ def as_row(value: Record | list[Any]) -> Record:
     if isinstance(row.get("conversations"), list):
         others = {name: cell for name, cell in row.items() if name != "conversations"}
         return _with_system({**others, "messages": [_from_sharegpt(message) for message in row["conversations"]]})
-    raise UserError("no JSON object with `messages`, with `prompt` and `completion`, or with `conversations`")
+    if isinstance(row.get("instruction"), str) and isinstance(row.get("output"), str):
+        columns = ("instruction", "input", "output")
+        others = {name: cell for name, cell in row.items() if name not in columns}
+        if not isinstance(row.get("input", ""), str | None):
+            raise UserError("the `input` of its instruction is no text")
+        [said] = instruction(row["instruction"], row.get("input") or "", row["output"])
+        return _with_system({**others, "messages": said})
+    raise UserError(
+        "no JSON object with `messages`, with `prompt` and `completion`, with `conversations`, or with `instruction`"
+        " and `output`"
+    )
 
 
 def _with_system(row: Record) -> Record:

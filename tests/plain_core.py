@@ -39,7 +39,7 @@ def prompts(task: BundleTask, items: list[dict], index: int):
 def alike(rows: list[list[int]]):
     """Return how many tokens all rows begin with."""
     count = 0
-    while all(count < len(row) and row[count] == rows[0][count] for row in rows):
+    while count < len(rows[0]) and all(count < len(row) and row[count] == rows[0][count] for row in rows):
         count += 1
     return count
 
@@ -47,11 +47,11 @@ def alike(rows: list[list[int]]):
 @torch.no_grad()
 def decide(model: GPT, tokenizer: Tokenizer, task: BundleTask, items: list[dict], index: int):
     """Return the decision on an item, with the mean losses in nats per token."""
-    bos = tokenizer.special_tokens["<|bos|>"]
-    rows = [[bos, *tokenizer.encode(text)] for text in prompts(task, items, index)]
+    rows = [tokenizer.begin(text) for text in prompts(task, items, index)]
     if task.kind == "language_modeling":
-        assert rows[1][: len(rows[0])] == rows[0]
-        starts, rows = [len(rows[0])], rows[1:]
+        # A public vocabulary may join the end of a context with its continuation.
+        assert rows[1][: len(rows[0])] == rows[0] or "<|bos|>" not in tokenizer.special_tokens
+        starts, rows = [alike(rows)], rows[1:]
     elif task.kind == "schema":
         suffix = alike([row[::-1] for row in rows])
         starts = [len(row) - suffix for row in rows]

@@ -306,6 +306,8 @@ def test_forms_of_other_programs_are_read(tmp_path) -> None:
         {"conversations": sharegpt, "id": 7},
         {"conversations": marked},
         {"conversations": [question, answer]},
+        {"instruction": "Add.", "input": "1 + 1", "output": "2", "system": "S", "text": "Below is"},
+        {"instruction": question["content"], "input": None, "output": answer["content"]},
     ]
     write_lines(tmp_path / "my.jsonl", *rows)
     spoken = [{"role": "system", "content": "S"}, {"role": "user", "content": "1?"}]
@@ -314,6 +316,14 @@ def test_forms_of_other_programs_are_read(tmp_path) -> None:
         {"messages": [question, {**earlier, "train": False}, question, answer], "tools": [{"name": "f"}]},
         {"messages": [*spoken, {"role": "assistant", "content": "2"}]},
         {"messages": [*spoken, {"role": "assistant", "content": "2", "weight": 0}]},
+        chat(1),
+        {
+            "messages": [
+                spoken[0],
+                {"role": "user", "content": "Add.\n\n1 + 1"},
+                {"role": "assistant", "content": "2"},
+            ]
+        },
         chat(1),
     ]
     task = json_lines(str(tmp_path / "my.jsonl"))("train")
@@ -326,7 +336,9 @@ FAULTS = [
     ({"messages": []}, "a conversation has a list `messages`"),
     (chat(1)["messages"][:1], "the assistant says nothing in it that could be learned"),
     (chat(1)["messages"][::-1], "message 1: its role is 'assistant'"),
-    ({"prompt": "1?"}, "no JSON object with `messages`, with `prompt` and `completion`, or with `conversations`"),
+    ({"prompt": "1?"}, "with `prompt` and `completion`, with `conversations`, or with `instruction` and `output`"),
+    ({"instruction": "1?", "output": 2}, "no JSON object with `messages`"),
+    ({"instruction": "1?", "input": [2], "output": "1!"}, "the `input` of its instruction is no text"),
     ({"prompt": 1, "completion": "2"}, "what the user says is neither a text nor a list of messages: 1"),
     ({"conversations": [{"from": "human"}]}, "message 1: its content is neither"),
     ({"conversations": [{"from": "fox", "value": "1"}]}, "message 1: its role is 'fox'"),

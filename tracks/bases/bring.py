@@ -36,7 +36,19 @@ UNUSED: Record = {
     "typical_p": 1.0,
     "epsilon_cutoff": 0.0,
     "eta_cutoff": 0.0,
+    "top_h": None,
     "num_beams": 1,
+    "penalty_alpha": None,
+    "guidance_scale": 1.0,
+    "min_new_tokens": 0,
+    "min_length": 0,
+    "stop_strings": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "bad_words_ids": None,
+    "sequence_bias": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
 }
 ROW = 2048  # most tokens of a row in training, unless a flag says another number
 
@@ -73,12 +85,13 @@ def main(config: Config) -> None:
     source = open_source(config.from_, config.context, Wanted(config.template, config.template_values))
     tokenizer = PublicTokenizer(source.definition)
     outcome.artifacts = source.hashes()
-    stage = MODELS[config.source or ("sft" if source.has_template else "base")]
+    stage = MODELS[config.source or ("sft" if source.templates else "base")]
     shape = source.config
     # As its maker samples; nanochat.chat reads top_k and top_p.
     greedy = source.generation.get("do_sample") is False
     temperature = 0.0 if greedy else source.generation.get("temperature")
-    chosen = {"chat_temperature": temperature} if isinstance(temperature, int | float) and temperature >= 0 else {}
+    is_number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
+    chosen = {"chat_temperature": temperature} if is_number and temperature >= 0 else {}
     record = {
         "stage": stage,
         "parent": None,
@@ -118,12 +131,15 @@ def main(config: Config) -> None:
 
 def _origin(source: "Found", asked: str) -> str:
     """Return in words where a model's chat template is from. asked: --template."""
-    from tracks.bases.templates import TEMPLATES
+    from tracks.bases.templates import DEFAULT, TEMPLATES, WITH_TOOLS
 
     if asked:
         return asked
-    if source.has_template:
-        return "its own"
+    if source.templates:
+        used = [name for name in (DEFAULT, WITH_TOOLS) if name in source.templates]
+        others = [name for name in source.templates if name not in used]
+        told = "its own" + (", of which conversations with tools have one for themselves" if len(used) > 1 else "")
+        return told + (f"; not used: {', '.join(others)}" if others else "")
     found = source.definition.template
     names = [name for name, template in TEMPLATES.items() if found.endswith(template)]
     if not names:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from safetensors.torch import save_file
 
 from nanochat.errors import UserError
@@ -125,6 +126,7 @@ def _card(model: PublicGPT, manifest: Record, checks: list[str]) -> str:
     learned = [" ".join(one) for one in manifest.get("learned", [])]
     files = "".join(f"- {name}: {digest}\n" for name, digest in public["files"].items())
     return CARD.format(
+        head=yaml.safe_dump(_head(public), sort_keys=False),
         architecture=public["architecture"],
         origin=public["from"],
         licence=public["licence"] or "not named in the files that came: look at its page",
@@ -137,7 +139,29 @@ def _card(model: PublicGPT, manifest: Record, checks: list[str]) -> str:
     )
 
 
+def _head(public: Record) -> Record:
+    """Return what a page on the hub shows: license, the model that this one comes from."""
+    head: Record = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["nanochat"]}
+    hub, _, place = public["from"].partition(":")
+    if hub == "hub":
+        head["base_model"] = place.partition("@")[0]
+    names = public["licence"].split(", ") if public["licence"] else []
+    if names and LICENSES.issuperset(names):
+        head["license"] = names if len(names) > 1 else names[0]
+    elif names:
+        head |= {"license": "other", "license_name": ", ".join(names)}
+    return head
+
+
+# What the hub takes for a license; another name stands beside `other`.
+LICENSES = frozenset(
+    "apache-2.0 mit bsd-3-clause gemma llama2 llama3 llama3.1 llama3.2 llama3.3 cc0-1.0 cc-by-4.0 cc-by-sa-4.0"
+    " cc-by-nc-4.0 cc-by-nc-sa-4.0 openrail bigscience-openrail-m".split()
+)
 CARD = """\
+---
+{head}---
+
 # {architecture}, from {origin}
 
 {parameters:,} parameters: the model that came from {origin}, at stage {stage}, step {step}.

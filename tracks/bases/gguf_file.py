@@ -19,6 +19,7 @@ from nanochat.log import Record
 from tracks.bases.families import FAMILIES, Names
 from tracks.bases.gguf_head import Head
 from tracks.bases.rotary import Scaling, rates_of
+from tracks.bases.templates import DEFAULT
 
 # The types of tensors that are read; the file says which it has.
 TYPES = "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K".split()
@@ -38,6 +39,7 @@ SIZES = {
     "sliding_window": "attention.sliding_window",
 }
 WINDOW = SIZES["sliding_window"]
+TEMPLATE = "tokenizer.chat_template"  # entry, and the beginning of those with a name of their own behind a dot
 # Settings that change values, with the only value that is known here.
 ONLY: Record = {
     "rope.scaling.attn_factor": 1.0,
@@ -90,6 +92,15 @@ class GGUFFile:
             raise UserError(f"{self.path} has {entry}={id}, and its vocabulary has {len(tokens):,} tokens")
         return tokens[id]
 
+    def templates(self) -> dict[str, str]:
+        """Return the chat templates by name."""
+        found = {}
+        for entry, text in self.head.entries.items():
+            first, _, name = entry.partition(TEMPLATE)
+            if not first and (name == "" or name.startswith(".")) and text and type(text) is str:
+                found[name[1:] or DEFAULT] = text
+        return found
+
     def forget(self) -> None:
         """Let the metadata go, as a vocabulary may be large. Tensors can still be read."""
         self.head.entries.clear()
@@ -123,10 +134,18 @@ class GGUFFile:
             largest = config["num_hidden_layers"] == LAYERS_OF_27B
             per_head = config["hidden_size"] // config["num_attention_heads"]
             config["query_pre_attn_scalar"] = per_head if largest else config["head_dim"]
+            config |= self._window_pattern()
         for name in ("bos", "eos", "padding"):
             config[f"{name.removesuffix('ding')}_token_id"] = self.get(f"tokenizer.ggml.{name}_token_id")
         scaled = self._scaling(config)
         return config | ({"rope_scaling": scaled} if scaled else {})
+
+    def _window_pattern(self) -> Record:
+        """Return which layers see a window, if the file says: every n-th sees all, or a switch for each layer."""
+        pattern = self.get(f"{self.architecture}.attention.sliding_window_pattern")
+        if isinstance(pattern, list):
+            return {"layer_types": ["sliding_attention" if one else "full_attention" for one in pattern]}
+        return {} if pattern is None else {"sliding_window_pattern": pattern}
 
     def _check_values(self, config: Record) -> None:
         """Raise a UserError for a setting that would change values, with its name."""
@@ -141,15 +160,20 @@ class GGUFFile:
             raise UserError(f"{self.path} has {self.architecture}.{wrong[0]}={value}, which is not known here")
 
     def _scaling(self, config: Record) -> Record | None:
-        kind = self.get(f"{self.architecture}.rope.scaling.type", "none")
+        factor = self.get(f"{self.architecture}.rope.scaling.factor")
+        # A factor without a kind is linear, as llama.cpp reads it.
+        kind = self.get(f"{self.architecture}.rope.scaling.type", "linear" if factor else "none")
         if "rope_freqs.weight" in self.tensors:
             return self._llama3(config)
-        if kind == "none":
-            return None
-        return {"rope_type": kind, "factor": self.get(f"{self.architecture}.rope.scaling.factor", 1.0)}
+        return None if kind == "none" else {"rope_type": kind, "factor": factor or 1.0}
 
     def _llama3(self, config: Record) -> Record:
         """Return the scaling whose rates are those of the file's table, which has the divisor of each."""
+        expected = (config["head_dim"] // 2,)
+        if self.shape("rope_freqs.weight") != expected:
+            raise UserError(
+                f"{self.path}: rope_freqs.weight has the shape {self.shape('rope_freqs.weight')}, not {expected}"
+            )
         divisors = self.read("rope_freqs.weight")
         scaling = replace(LLAMA3, factor=float(divisors.max()))
         plain, scaled = (rates_of(len(divisors), config["rope_theta"], one) for one in (Scaling(), scaling))

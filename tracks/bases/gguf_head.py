@@ -130,6 +130,8 @@ class Head:
         if not 1 <= sizes <= MOST_SIZES:
             raise ValueError(f"its tensor {name} has {sizes} dimensions")
         shape = tuple(reversed([self._number("Q") for _ in range(sizes)]))
+        if 0 in shape:
+            raise ValueError(f"its tensor {name} has no values")
         kind = self._number("I")
         if kind not in gguf.GGML_QUANT_SIZES:
             raise ValueError(f"its tensor {name} is of the type {kind}")

@@ -28,7 +28,15 @@ from tracks.bases.families import COMPUTED, FAMILIES, family_of, names_of, read_
 from tracks.bases.gguf_file import GGUFFile
 from tracks.bases.model import PublicConfig
 from tracks.bases.template import is_text
-from tracks.bases.templates import TEMPLATES, named_template, turn_end, usual_template, with_values
+from tracks.bases.templates import (
+    DEFAULT,
+    TEMPLATES,
+    joined_template,
+    named_template,
+    turn_end,
+    usual_template,
+    with_values,
+)
 from tracks.bases.tokenizer import Definition, PublicCore
 
 Read = TypeVar("Read")
@@ -37,6 +45,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 # Files of weights that may hold code.
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+MORE_TEMPLATES = "additional_chat_templates"  # a folder of files NAME.jinja
 ROWS = 4096  # of a matrix that are looked at together
 # Most rows of an embedding that no token has, the larger of a number and a share of all. Trainers add rows so that each
 # of up to 8 chips has a multiple of 128, or to make the number round: Qwen2.5 has 271 of 151,936.
@@ -59,7 +68,7 @@ class Source:
     definition: Definition  # of the tokenizer
     generation: Record  # its defaults for sampling
     licence: str
-    has_template: bool  # of its own, for conversations
+    templates: Sequence[str]  # names of its own chat templates  # of its own, for conversations
 
     def hashes(self) -> dict[str, str]:
         """Return the SHA-256 of each file."""
@@ -145,7 +154,7 @@ def _open_folder(folder: Path, context: int, wanted: Wanted) -> Source:
             return file.get_tensor(name).float()
 
     _check_tensors(folder, config, stored, theirs)
-    definition, used, has_template = _folder_definition(folder, settings, wanted, config)
+    definition, used, templates = _folder_definition(folder, settings, wanted, config)
     return Source(
         place=str(folder),
         files=[folder / "config.json", *shards, *used],
@@ -157,7 +166,7 @@ def _open_folder(folder: Path, context: int, wanted: Wanted) -> Source:
         definition=definition,
         generation=_json(folder / "generation_config.json") or {},
         licence=_licence(folder / "README.md"),
-        has_template=has_template,
+        templates=templates,
     )
 
 
@@ -211,8 +220,8 @@ def _shards(folder: Path) -> list[Path]:
 
 def _folder_definition(
     folder: Path, settings: Record, wanted: Wanted, config: PublicConfig
-) -> tuple[Definition, list[Path], bool]:
-    """Return the tokenizer of a folder, the files that it comes from, and whether it has a chat template."""
+) -> tuple[Definition, list[Path], list[str]]:
+    """Return the tokenizer of a folder, the files that it comes from, and the names of its chat templates."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise UserError(f"{folder} has no tokenizer.json: save its tokenizer with `transformers`, which writes one")
@@ -221,9 +230,12 @@ def _folder_definition(
         raise UserError(f"{folder} has a tokenizer with code of its own, which is not run")
     others = ("tokenizer_config.json", "chat_template.jinja", "generation_config.json")
     used = [file, *(folder / name for name in others if (folder / name).is_file())]
-    own = _own_template(options.get("chat_template"))
+    named = _own_templates(options.get("chat_template"))
     if (folder / "chat_template.jinja").is_file():
-        own = _text(folder / "chat_template.jinja")
+        named[DEFAULT] = _text(folder / "chat_template.jinja")
+    for path in sorted((folder / MORE_TEMPLATES).glob("*.jinja")):
+        named[path.stem] = _text(path)
+        used.append(path)
     special = {}  # by role
     for role in ("bos_token", "eos_token", "pad_token", "unk_token"):
         value = options.get(role)
@@ -233,16 +245,16 @@ def _folder_definition(
         special[role] = value
     generation = _json(folder / "generation_config.json") or {}
     ends = _about(folder, _ids, [generation.get("eos_token_id"), settings.get("eos_token_id")])
-    definition = _about(folder, _definition, _text(file), own, wanted, special, ends, config)
-    return definition, used, bool(own)
+    definition = _about(folder, _definition, _text(file), named, wanted, special, ends, config)
+    return definition, used, [*named]
 
 
-def _own_template(value: Any) -> str:
-    """Return the chat template in a tokenizer_config.json: a text, or several by name."""
+def _own_templates(value: Any) -> dict[str, str]:
+    """Return the chat templates in a tokenizer_config.json by name: one is a text, several are a list or an object."""
     if isinstance(value, list):
-        named = [one for one in value if isinstance(one, dict) and one.get("name") == "default"]
-        value = named[0].get("template") if named else None
-    return value if isinstance(value, str) else ""
+        value = {one.get("name"): one.get("template") for one in value if isinstance(one, dict)}
+    named = value if isinstance(value, dict) else {DEFAULT: value}
+    return {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str) and text}
 
 
 def _ids(values: Sequence[Any]) -> list[int]:
@@ -285,15 +297,16 @@ def _open_gguf(path: Path, context: int, wanted: Wanted) -> Source:
     settings = _metadata(path, file.config)
     config = _about(path, read_config, settings, context)
     special = _metadata(path, _special_tokens, file)
-    own = file.get("tokenizer.chat_template", "")
+    named = _metadata(path, file.templates)
     text = _metadata(path, file.tokenizer)
-    ends = _about(path, _ids, [settings["eos_token_id"]])
+    turn_ends = [file.get(f"tokenizer.ggml.{role}_token_id") for role in ("eot", "eom")]  # of a turn, of a call
+    ends = _about(path, _ids, [settings["eos_token_id"], *turn_ends])
     names = {one.ours: one for one in names_of(config)}
     theirs = {ours: one.gguf for ours, one in names.items()}
     stored = {name: file.shape(name) for name in file.tensors}
     _check_tensors(path, config, stored, theirs)
     heads = {"attn_q": config.heads, "attn_k": config.kv_heads}
-    definition = _about(path, _definition, text, own, wanted, special, ends, config)
+    definition = _about(path, _definition, text, named, wanted, special, ends, config)
     licence = file.get("general.license", "")
     file.forget()
     return Source(
@@ -307,7 +320,7 @@ def _open_gguf(path: Path, context: int, wanted: Wanted) -> Source:
         definition=definition,
         generation={},
         licence=licence,
-        has_template=bool(own),
+        templates=[*named],
     )
 
 
@@ -346,7 +359,7 @@ def _about(path: Path, read: Callable[..., Read], *inputs: Any) -> Read:
 
 def _definition(
     text: str,
-    own: str,
+    named: Mapping[str, str],
     wanted: Wanted,
     special: Mapping[str, str | None],
     ends: Sequence[int],
@@ -355,8 +368,8 @@ def _definition(
     """Return a tokenizer's definition.
 
     text: of the tokenizer.json, which alone decides what a text begins with: `transformers` 5 leaves add_bos_token of a
-    tokenizer_config.json unread beside one. own: the model's chat template, if any. wanted: the template that was asked
-    for. special: tokens by their role. ends: tokens that end a text.
+    tokenizer_config.json unread beside one. named: the model's chat templates. wanted: the template that was asked for.
+    special: tokens by their role. ends: tokens that end a text.
     """
     text = _within(text, config.vocab_size)
     core = PublicCore(text)
@@ -376,7 +389,10 @@ def _definition(
     ends = [*ends, *([ids["eos_token"]] if "eos_token" in ids else [])]
     if bos is None or not ends:
         raise UserError("its tokenizer names no token that begins or ends a text")
-    if wanted.template in TEMPLATES:
+    own = joined_template(named)
+    if wanted.template in named:
+        own = named[wanted.template]
+    elif wanted.template in TEMPLATES:
         own = named_template(wanted.template, core.special_tokens)
     elif wanted.template:
         try:
@@ -385,6 +401,8 @@ def _definition(
             raise UserError(
                 f"--template={wanted.template} is none of {', '.join(TEMPLATES)}, and no file: {error}"
             ) from None
+    elif named and not own:
+        raise UserError(f"its chat templates are {', '.join(named)}, and none is the default: choose one by --template")
     template = own or usual_template(core.special_tokens)
     if wanted.values:
         template = with_values(template, wanted.values)

@@ -4,7 +4,7 @@ Each uses special tokens of a family's vocabulary, in the order in which the fam
 """
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
 from nanochat.chat import messages
@@ -42,8 +42,19 @@ LLAMA3 = """\
     {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}
 {%- endif -%}
 """
+# Of a model that has several by name, the ones that are used, as `transformers` chooses.
+DEFAULT, WITH_TOOLS = "default", "tool_use"
 TEMPLATES = {"chatml": CHATML, "gemma": GEMMA, "llama3": LLAMA3}
 MARKS = {"chatml": "<|im_end|>", "gemma": "<end_of_turn>", "llama3": "<|eot_id|>"}  # a token that each needs
+
+
+def joined_template(named: Mapping[str, str]) -> str:
+    """Return one template for those that a model has by name; empty if none is for all conversations."""
+    default, with_tools = (named.get(name, "").removesuffix("\n") for name in (DEFAULT, WITH_TOOLS))
+    if not (default and with_tools):
+        return default
+    # A line break behind a block is not written, and each begins its line as it did; blanks at its end stay (+).
+    return f"{{% if tools is not none %}}\n{with_tools}{{%+ else %}}\n{default}{{%+ endif %}}"
 
 
 def usual_template(special_tokens: Collection[str]) -> str:

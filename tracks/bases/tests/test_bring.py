@@ -12,13 +12,17 @@ import torch
 from chat_files import write_lines
 from fake_hub import write_hub
 from forks import Forked, run_module
+from loop_parts import ALONE
 from made_chats import chat
 from openai import OpenAI
+from plain_core import assert_plain
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from bench.served import serving
+from nanochat.evals.core_tasks import read_bundle
 from nanochat.log import read_metrics
+from nanochat.models import load_model
 from nanochat.paths import newest_manifest, read_json, saved_steps
 from nanochat.report.card import markdown, read_card
 from tracks.bases.tests.public_models import save_folder, save_gguf, save_without_turns
@@ -188,13 +192,17 @@ def test_reinforcement(home: Home, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_core(home: Home, case: str) -> None:
+def test_core(home: Home, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its decisions are those of the slow path: packing and shared prefixes change nothing."""
     bundles.write_bundle(home.folder / "hub", bundles.HARD)
     home.bring(case, f"--tag={case}-core", "--source=base").done()
     said = home.run("scripts.base_eval", f"--tag={case}-core", "--dtype=fp32").done()
     assert "core: hard_choices, 2-shot, 8 items" in said
-    assert read_json(home.base / "base_eval" / f"{case}-core" / "outcome.json")["metrics"]["CORE metric"]
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(home.base))
+    model, tokenizer, _ = load_model("base_train", f"{case}-core", -1, ALONE)
+    tasks = read_bundle(home.folder / "hub" / "eval_bundle")
+    verdicts = assert_plain(model, tokenizer, tasks, home.base / "base_eval" / f"{case}-core")
+    assert len(verdicts) == sum(len(task.rows) for task in bundles.HARD)
 
 
 def test_preferences(home: Home) -> None:

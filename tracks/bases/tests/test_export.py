@@ -51,6 +51,7 @@ def test_a_model_goes_out_as_it_came(case: str, tmp_path: Path) -> None:
     assert written["tokenizer_class"] == "PreTrainedTokenizerFast"
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "the model that came from a place, at stage chat_sft, step 0" in card
+    assert card.startswith("---\nlibrary_name: transformers\n")
     # It can come in again.
     assert open_source(str(tmp_path / "out")).config == source.config
 
@@ -133,3 +134,26 @@ def test_a_difference_is_not_kept(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(UserError, match="the export computes something else"):
         write_folder(model_of(source), PublicTokenizer(source.definition), record, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("origin", "licence", "head"),
+    [
+        ("hub:someone/fox@main", "apache-2.0", "base_model: someone/fox\nlicense: apache-2.0\n"),
+        ("a place", "mit, apache-2.0", "license:\n- mit\n- apache-2.0\n"),
+        ("a place", "our-own", "license: other\nlicense_name: our-own\n"),
+        ("a place", "", ""),
+    ],
+)
+def test_the_card_begins_with_what_the_hub_shows(origin: str, licence: str, head: str, tmp_path: Path) -> None:
+    """The license comes in again with the folder."""
+    save_folder("llama", tmp_path / "in")
+    source = open_source(str(tmp_path / "in"))
+    record = record_of(tmp_path / "in")
+    record["public"] |= {"from": origin, "licence": licence}
+    (tmp_path / "out").mkdir()
+    write_folder(model_of(source), PublicTokenizer(source.definition), record, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    fixed = "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- nanochat\n"
+    assert card.startswith(f"{fixed}{head}---\n\n# ")
+    assert open_source(str(tmp_path / "out")).licence == licence

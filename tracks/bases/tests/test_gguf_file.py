@@ -15,8 +15,20 @@ from nanochat.errors import UserError
 from tracks.bases.families import names_of, read_config
 from tracks.bases.gguf_file import LLAMA3_SPLITS, QWEN2_SPLITS, SPLITS, TYPES, GGUFFile
 from tracks.bases.sources import open_source
-from tracks.bases.tests.public_models import CASES, CONTEXT, LLAMA3, has_pieces, model_of, save_gguf, tokenizer_for
+from tracks.bases.template import JinjaTemplate
+from tracks.bases.templates import DEFAULT
+from tracks.bases.tests.public_models import (
+    CASES,
+    CHATML,
+    CONTEXT,
+    LLAMA3,
+    has_pieces,
+    model_of,
+    save_gguf,
+    tokenizer_for,
+)
 from tracks.bases.tests.test_tokenizer import texts
+from tracks.bases.tokenizer import PublicTokenizer
 
 # Gemma 3 as a file can say it, which has no factor for queries, and no layers chosen one by one.
 IN_GGUF = {"query_pre_attn_scalar": 16, "layer_types": None, "num_hidden_layers": 7}
@@ -89,10 +101,53 @@ def test_vocabulary(case: str, tmp_path: Path) -> None:
     for text in texts(1000):
         assert ours.encode(text, add_special_tokens=False).ids == theirs.encode(text, add_special_tokens=False).ids
     source = open_source(str(tmp_path / "model.gguf"))
-    assert source.has_template
+    assert source.templates == [DEFAULT]
     assert source.licence == "mit"
     assert (source.definition.bos, source.definition.ends[0]) == (0, 2)
     assert list(source.definition.prefix) == ([0] if has_pieces(case) else [])
+
+
+@pytest.mark.parametrize("pattern", [3, [True, True, False, True, True, False, True]])
+@torch.no_grad()
+def test_a_file_may_say_which_layers_see_a_window(pattern: Any, tmp_path: Path) -> None:
+    """In numbers or one by one; they differ from what is usual, which is every sixth."""
+    kinds = ["full_attention" if number % 3 == 2 else "sliding_attention" for number in range(7)]
+    entries = {"gemma3.attention.sliding_window_pattern": pattern}
+    theirs = save_gguf("gemma3", tmp_path / "model.gguf", entries=entries, **(IN_GGUF | {"layer_types": kinds}))
+    source = open_source(str(tmp_path / "model.gguf"))
+    assert source.config.window_pattern == "SSLSSLS"
+    ids = torch.arange(100)[None] * 7 % 600
+    assert (model_of(source)(ids) - theirs(ids).logits).abs().max() < 1e-4
+
+
+def test_a_factor_without_a_kind_of_scaling_is_linear(tmp_path: Path) -> None:
+    save_gguf("llama-biased", tmp_path / "model.gguf", entries={"llama.rope.scaling.type": None})
+    config = open_source(str(tmp_path / "model.gguf")).config
+    assert (config.rope_kind, config.rope_factor) == ("linear", 4.0)
+
+
+def test_all_ends_and_templates_of_a_file(tmp_path: Path) -> None:
+    """A file has the end of a turn apart from that of a text, and templates by name."""
+    entries = {
+        "tokenizer.ggml.eot_token_id": 6,
+        "tokenizer.ggml.eom_token_id": 5,
+        "tokenizer.chat_template.tool_use": "{{ 'tools' }}" + CHATML,
+        "tokenizer.chat_templates": ["tool_use"],
+    }
+    save_gguf("llama", tmp_path / "model.gguf", entries=entries)
+    source = open_source(str(tmp_path / "model.gguf"))
+    assert list(source.definition.ends) == [2, 6, 5, 0]
+    assert source.templates == [DEFAULT, "tool_use"]
+    template = PublicTokenizer(source.definition).template
+    assert isinstance(template, JinjaTemplate)
+    asked = [template.text([{"role": "user", "content": "?"}], tools) for tools in (None, [{}])]
+    assert [text.startswith("tools") for text in asked] == [False, True]
+
+
+def test_a_table_of_frequencies_of_another_size(tmp_path: Path) -> None:
+    save_gguf("llama", tmp_path / "model.gguf", table=np.ones(5, np.float32))
+    with pytest.raises(UserError, match=r"rope_freqs\.weight has the shape \(5,\), not \(8,\)"):
+        open_source(str(tmp_path / "model.gguf"))
 
 
 @pytest.mark.parametrize("name", SPLITS)

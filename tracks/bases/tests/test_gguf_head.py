@@ -56,6 +56,7 @@ FAULTS = [
     ("it has two tensors w", 3, [], [tensor(b"w", 4), tensor(b"w", 4)]),
     ("its tensor w has 0 dimensions", 3, [], [tensor(b"w")]),
     ("its tensor w has 5 dimensions", 3, [], [tensor(b"w", 1, 1, 1, 1, 1)]),
+    ("its tensor w has no values", 3, [], [tensor(b"w", 0, 1 << 60)]),
     ("its tensor w is of the type 999", 3, [], [tensor(b"w", 4, kind=999)]),
     ("a row of w has 33 values, which are no whole blocks of Q4_0", 3, [], [tensor(b"w", 33, 2, kind=2)]),
     ("it ends too early", 3, [], [tensor(b"w", 4, 5)]),

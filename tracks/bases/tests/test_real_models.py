@@ -79,7 +79,7 @@ def test_texts_survive(source: Source) -> None:
 def test_in_and_out(place: Path, tmp_path: Path) -> None:
     """Export compares what it wrote with what was brought in; what it wrote can be brought in again."""
     home = Home(tmp_path)
-    stage = "sft" if open_source(str(place)).has_template else "base"
+    stage = "sft" if open_source(str(place)).templates else "base"
     home.run("tracks.bases.bring", f"--from={place}", "--tag=first", f"--context={CONTEXT}").done()
     home.run("tracks.export.export", f"--source={stage}", "--tag=first", f"--out={tmp_path / 'folder'}").done()
     home.run("tracks.bases.bring", f"--from={tmp_path / 'folder'}", "--tag=again", f"--source={stage}").done()

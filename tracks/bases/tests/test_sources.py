@@ -14,8 +14,10 @@ from bad_hub import BadHub
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
+from nanochat.chat import render_conversation
 from nanochat.errors import UserError
 from nanochat.paths import read_sha256
+from nanochat.protocols import Message
 from tracks.bases.sources import Wanted, has_too_few, open_source, weights_of
 from tracks.bases.templates import CHATML as OURS
 from tracks.bases.tests.public_models import CHATML, VOCABULARY, model_of, save_folder, save_gguf, tokenizer_for
@@ -108,9 +110,48 @@ def test_templates(saved: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     save_folder("llama", bare, template=None)
     source = open_source(str(bare))
-    assert (source.has_template, source.definition.template) == (False, OURS)  # its vocabulary has <|im_end|>
+    assert (source.templates, source.definition.template) == ([], OURS)  # its vocabulary has <|im_end|>
     with pytest.raises(UserError, match="--template=mine is none of chatml, gemma, llama3, and no file"):
         open_source(str(saved), wanted=Wanted("mine"))
+
+
+# One that has blanks, line breaks and blocks where joining could lose them.
+DEFAULT_TEXT = "  {% if true %}\n{% endif %}" + CHATML + "\n   \n"
+WITH_TOOLS_TEXT = "\n  {%- for tool in tools -%}\n  {{ tool.name }}\n  {%- endfor %}\n" + CHATML + "{# end #} \n"
+
+
+@pytest.mark.parametrize("form", ["files", "list", "object"])
+def test_a_model_may_have_templates_by_name(form: str, tmp_path: Path) -> None:
+    """As `transformers` chooses: `tool_use` where a conversation has tools."""
+    save_folder("llama", tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    theirs.chat_template = named = {"default": DEFAULT_TEXT, "tool_use": WITH_TOOLS_TEXT, "rag": "{{ 1 }}"}
+    theirs.save_pretrained(tmp_path)
+    assert (tmp_path / "additional_chat_templates" / "tool_use.jinja").is_file()
+    if form != "files":
+        (tmp_path / "chat_template.jinja").unlink()
+        shutil.rmtree(tmp_path / "additional_chat_templates")
+        rows = [{"name": name, "template": text} for name, text in named.items()]
+        change(tmp_path / "tokenizer_config.json", chat_template=rows if form == "list" else named)
+    source = open_source(str(tmp_path))
+    assert sorted(source.templates) == ["default", "rag", "tool_use"]
+    ours = PublicTokenizer(source.definition)
+    messages: list[Message] = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]
+    for tools in (None, [{"name": "add"}, {"name": "mul"}], []):
+        conversation: Any = {"messages": messages, "tools": tools} if tools is not None else {"messages": messages}
+        ids, mask = render_conversation(conversation, ours)
+        assert ids == theirs.apply_chat_template(messages, tools)["input_ids"]
+        assert ours.decode([id for id, one in zip(ids, mask, strict=True) if one]) == "I.<|im_end|>"
+    assert open_source(str(tmp_path), wanted=Wanted("rag")).definition.template == "{{ 1 }}"
+
+
+def test_templates_of_which_none_is_the_default(tmp_path: Path) -> None:
+    save_folder("llama", tmp_path, template=None)
+    rows = [{"name": "tool_use", "template": CHATML}, {"name": "rag", "template": CHATML}]
+    change(tmp_path / "tokenizer_config.json", chat_template=rows)
+    with pytest.raises(UserError, match="its chat templates are tool_use, rag, and none is the default: choose one"):
+        open_source(str(tmp_path))
+    assert open_source(str(tmp_path), wanted=Wanted("tool_use")).definition.template == CHATML
 
 
 def change(path: Path, **values: object) -> None:
