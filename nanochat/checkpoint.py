@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -230,19 +231,31 @@ class Saver(AbstractContextManager):
         self._saves += 1
         # No key is used twice.
         self._results = PrefixStore(f"{self.folder}/{self._saves}", self._store)
-        # A new thread per save: an idle one would keep the process from ending.
-        writer = ThreadPoolExecutor(1, "nanochat-checkpoint")
-        self._job = writer.submit(self._write, step, files, owned, deepcopy(record), copied)
-        writer.shutdown(wait=False)
+        self._begin(partial(self._write, step, files, owned, deepcopy(record), copied))
         if failed:
             self.wait()
 
-    def amend(self, record: Record) -> None:
-        """Give the last saved step another record, and wait until it is on disk. Its tensors have not changed since.
+    def amend(self, record: Record, wait: bool = True) -> None:
+        """Give the last saved step another record, behind its save. Its tensors have not changed since.
 
-        An OSError on every rank if that save failed, or this; it was printed.
+        wait: until it is on disk; an OSError on every rank if that save failed, or this; it was printed.
         """
-        self.wait()
+        if wait:
+            self.wait()
+            self._amend(record)
+        else:
+            self._begin(partial(self._amend, deepcopy(record), self._job))
+
+    def _begin(self, work: Callable[[], None]) -> None:
+        """Let a thread of its own work: an idle one would keep the process from ending."""
+        writer = ThreadPoolExecutor(1, "nanochat-checkpoint")
+        self._job = writer.submit(work)
+        writer.shutdown(wait=False)
+
+    def _amend(self, record: Record, save: "Future[None] | None" = None) -> None:
+        """Replace the record of a step; save: to be awaited first, and its failure is raised."""
+        if save:
+            save.result()
         self._saves += 1
         self._results = PrefixStore(f"{self.folder}/{self._saves}", self._store)
         if self.rank == 0:
@@ -283,7 +296,7 @@ class Saver(AbstractContextManager):
         copied: "torch.cuda.Event | None",
     ) -> None:
         if copied:
-            with torch.cuda.device(copied.device):  # a new thread's is the first of the machine, whatever the rank's
+            with torch.cuda.device(copied.device):  # a new thread has the machine's first GPU, not that of its rank
                 copied.synchronize()  # else half-copied tensors would be written
         part = step_dir(self.folder, step).with_suffix(".tmp-part")  # all ranks write into this folder
         self._post(f"rank {self.rank}", lambda: [_write_files(part, files), owned])

@@ -127,6 +127,20 @@ def build(start: Start, runtime: Runtime) -> tuple[GPT, Optimizer, int]:
     return model, optimizer, rows
 
 
+SAME_FILES = "let each machine have the same files, and name them the same (--data, --mixture, --task, --pairs)"
+
+
+def _contents(origin: DataRecord) -> DataRecord:
+    """Return where data come from without the names of tasks' files, which may lie elsewhere on another machine."""
+    if isinstance(origin, list):
+        return origin
+    found = dict(origin)
+    for part in ("tasks", "replay"):
+        tasks = origin.get(part, {}).items()
+        found[part] = {name: [task["rows"], sorted(task["files"].values())] for name, task in tasks}
+    return found
+
+
 @dataclass(frozen=True)
 class Trainer(Generic[Config]):
     """An open run: its folder is locked, model and optimizer are built."""
@@ -174,8 +188,10 @@ class Trainer(Generic[Config]):
         source: a context manager too. after_step: called in order when the weights have changed. record: further
         entries of the manifests.
         """
-        self._compare_ranks(source)
-        data = self.runtime.broadcast(source.origin)  # one rank reads files and hashes
+        self.compare_ranks(source)
+        data, *others = self.runtime.on_each_machine(source.origin)  # one rank reads files and hashes
+        if any(_contents(other) != _contents(data) for other in others):
+            raise UserError(f"machines find other data than that of rank 0: {SAME_FILES}")
         try:
             return self._train(source, objective, evaluations, after_step, data, record or {})
         except FloatingPointError as error:
@@ -183,16 +199,13 @@ class Trainer(Generic[Config]):
             again = f"go on with --resume={saved[-1]} and lower rates" if saved else "start again with lower rates"
             raise FloatingPointError(f"{error}: {again}, see docs/base_training.md") from None
 
-    def _compare_ranks(self, source: BatchSource) -> None:
+    def compare_ranks(self, source: BatchSource) -> None:
         """Refuse data that differ between ranks: each finds its own, in the files of its machine."""
         settings = self.runtime.all_gather(source.state_dict()["setting"])
         for rank, setting in enumerate(settings):
             if setting != settings[0]:
                 keys = ", ".join(key for key in {**settings[0], **setting} if setting.get(key) != settings[0].get(key))
-                raise UserError(
-                    f"rank {rank} finds other data than rank 0, they differ in {keys}: name it (--data, --mixture), and"
-                    " let each machine have the same files"
-                )
+                raise UserError(f"rank {rank} finds other data than rank 0, they differ in {keys}: {SAME_FILES}")
 
     def _train(
         self,
@@ -351,9 +364,9 @@ class Trainer(Generic[Config]):
             merged = source.merge(runtime.all_gather(source.state_dict()))  # works for another number of ranks too
             passed = self._earlier + self.outcome.passed()
             progress = {"loop": asdict(state), "source": merged, "wall_seconds": passed}
-            if state.step == saver.step:  # saved before the last evaluations, whose figures are new
+            if state.step == saver.step:  # saved before its evaluations, whose figures are new
                 try:
-                    saver.amend(record | progress)
+                    saver.amend(record | progress, wait=state.progress >= 1)  # the last step is to be on disk
                     return
                 except OSError:  # printed when it happened; the whole step is saved again, and there may be room now
                     print0(f"checkpoint: saving step {state.step:,} again")

@@ -143,17 +143,26 @@ class Runtime:
 
     def broadcast(self, work: Callable[[], Value]) -> Value:
         """Run `work` on rank 0 and return its value on every rank; its ValueError is raised on every rank."""
-        answer: Value | ValueError | None = None
+        return self._of_ranks(work, self.rank == 0)[0]
+
+    def on_each_machine(self, work: Callable[[], Value]) -> list[Value]:
+        """Run `work` on the first rank of each machine; returns the values on every rank, raises a ValueError there."""
+        return self._of_ranks(work, os.environ.get("LOCAL_RANK", "0") == "0")
+
+    def _of_ranks(self, work: Callable[[], Value], is_asked: bool) -> list[Value]:
+        """Return the values of the ranks that are asked, on every rank."""
+        answer: tuple[Value | ValueError, ...] = ()
         try:
-            if self.rank == 0:
-                answer = work()
+            if is_asked:
+                answer = (work(),)
         except ValueError as error:
             # It travels like a value: otherwise the other ranks would wait in a collective.
             kind = UserError if isinstance(error, UserError) else ValueError
-            answer = kind(str(error))
-        received: Any = self.all_gather(answer)[0]  # rank 0's
-        if isinstance(received, ValueError):
-            raise received
+            answer = (kind(str(error)),)
+        received: list[Any] = [value for found in self.all_gather(answer) for value in found]
+        for value in received:
+            if isinstance(value, ValueError):
+                raise value
         return received
 
 

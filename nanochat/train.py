@@ -257,7 +257,7 @@ class TrainingLoop:
         self._under_way: _LaunchedStep | None = None  # on a GPU, the launched step that the host has not read
 
     def train(self, evaluations: Sequence[Evaluation], save: Action, requests: Sequence[int]) -> None:
-        """Train. Evaluations run between two steps, then the checkpoint is saved.
+        """Train. Evaluations run between two steps; a checkpoint that is due gets their figures.
 
         requests: gets an entry when this process is asked to stop. A stop postpones evaluations to the resumed run. A
         loss or gradient that is not finite on one rank is a FloatingPointError on all, before the step is saved.

@@ -72,7 +72,7 @@ def pretrain(
     with training("base_train", config, plan, tokenizer) as trainer:
         source = open_text(trainer) if open_source is None else open_source(trainer)
         corpus = source.data
-        # Due evaluations run in this order, before a checkpoint is saved.
+        # Due evaluations run in this order.
         evaluations = validation(trainer, corpus)
         evaluations += core_scores(trainer, config.core_metric_every, config.core_metric_max_per_task)
         evaluations.append(sample_writing(trainer, config.sample_every))

@@ -172,7 +172,7 @@ def emulate_fp8() -> None:
 
 
 class OwnFolders:
-    """Each rank looks for its text in a folder of its own, as ranks on several machines do."""
+    """Each rank looks for its files in a folder of its own, as ranks on several machines do."""
 
     def __init__(self, *folders: Path) -> None:
         self.folders = folders
@@ -181,6 +181,7 @@ class OwnFolders:
         import os
 
         os.chdir(self.folders[int(os.environ["RANK"])])
+        os.environ["LOCAL_RANK"] = "0"
 
 
 def tell_of_saves() -> None:
@@ -193,8 +194,8 @@ def tell_of_saves() -> None:
         print(f"did: save {step}", flush=True)
         save(saver, step, *arguments)
 
-    def told_amend(saver: Saver, *arguments: Any) -> None:
+    def told_amend(saver: Saver, *arguments: Any, **options: Any) -> None:
         print(f"did: amend {saver.step}", flush=True)
-        amend(saver, *arguments)
+        amend(saver, *arguments, **options)
 
     Saver.save, Saver.amend = told_save, told_amend

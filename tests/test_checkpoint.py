@@ -248,6 +248,34 @@ def test_the_record_of_the_last_step_is_replaced_and_its_files_stay(tmp_path, ra
     assert names(checkpoint.path) == {"manifest.json", "model.safetensors", *optimizer_files(2)}
 
 
+def test_a_record_is_replaced_behind_its_save_while_training_goes_on(tmp_path, ranks) -> None:
+    for step in (100, 200):
+        for saver in ranks:
+            save(saver, step)  # waits for what came before
+            record = amended(step)
+            saver.amend(record, wait=False)
+            record["loop"] = None  # what the caller does with it afterwards changes nothing
+    for saver in ranks:
+        saver.wait()
+    for step in (100, 200):
+        checkpoint = load(tmp_path, step)
+        assert checkpoint.manifest["loop"] == amended(step)["loop"]
+        assert_close(checkpoint.model_tensors(), model_of(step), atol=0, rtol=0)
+
+
+def test_a_record_behind_a_save_that_fails(tmp_path) -> None:
+    saver = Saver(tmp_path)
+    with full_disk():
+        save(saver, 100)
+        saver.amend(amended(100), wait=False)
+        with pytest.raises(OSError, match="step 100 is not saved"):
+            saver.wait()
+    save(saver, 200)
+    saver.amend(amended(200), wait=False)
+    saver.wait()
+    assert load(tmp_path, 200).manifest["loop"] == amended(200)["loop"]
+
+
 def optimizer_files(count: int):
     return {f"optimizer-{rank:05d}.safetensors" for rank in range(count)}
 

@@ -74,6 +74,21 @@ def test_after_the_last_evaluations_only_the_record_is_written(ranks, base) -> N
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
+def test_a_step_is_saved_before_its_evaluations_and_gets_their_figures(ranks, base) -> None:
+    """An evaluation that fails costs no step, and a run that resumes repeats none that was complete."""
+    tag, flags = f"early-{ranks}", ("--num-iterations=8", "--save-every=4", "--eval-every=2")
+    told = base.run(tag, *flags, ranks=ranks, before=tell_of_saves)
+    assert re.findall(r"did: (\w+ \d+)", told) == ["save 4", "amend 4", "save 8", "amend 8"]
+    for step in (4, 8):
+        manifest = load(base.of(tag), step).manifest  # whole: its hash counts
+        assert manifest["loop"]["evaluated"] == step
+        assert manifest["loop"]["figures"]["last"]["val/bpb"][0] == base.series(tag, "val/bpb")[step]
+    # One that is evaluated and not saved is no other run.
+    base.run(f"plain-{ranks}", "--num-iterations=8", "--save-every=4", "--eval-every=-1", ranks=ranks)
+    assert files_of(base.of(tag), 4) == files_of(base.of(f"plain-{ranks}"), 4)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_last_step_that_could_not_be_saved_is_saved_again_after_its_evaluations(ranks, base) -> None:
     tag = f"again-{ranks}"
     failing = FailingSave(6, rank=ranks - 1)
@@ -401,7 +416,7 @@ def test_ranks_that_find_other_text_say_so(base) -> None:
     for number, place in enumerate(places):
         write_letters(place / "letters", 30 + number)
     said = base.refused("apart", "--data=letters", ranks=2, before=OwnFolders(*places))
-    assert said.startswith("rank 1 finds other data than rank 0, they differ in data: name it (--data, --mixture)")
+    assert said.startswith("rank 1 finds other data than rank 0, they differ in data: let each machine have the same")
     assert not saved_steps(base.of("apart"))
 
 

@@ -9,7 +9,8 @@ from random import Random
 import pytest
 import torch
 import tune_runs
-from base_runs import Base, SignalAfter, files_of
+from base_runs import Base, OwnFolders, SignalAfter, files_of
+from chat_files import write_lines
 from loop_parts import ALONE
 from made_chats import chat
 from tune_runs import STEPS, Tunes, sums
@@ -28,6 +29,18 @@ def base(tmp_path_factory):
 @pytest.fixture(scope="module")
 def straight(base):
     return base.tune("straight").done()
+
+
+def test_machines_with_other_conversations_say_so(base) -> None:
+    """As many, by the same name: their contents are compared."""
+    places = [base.folder / f"machine-{number}" for number in range(2)]
+    for number, place in enumerate(places):
+        place.mkdir()
+        write_lines(place / "my.jsonl", *(chat(f"{number} of {row}?", "2") for row in range(40)))
+    flags = ("--mixture=json:my.jsonl", "--eval-metrics-every=-1")
+    said = base.refused("apart", *flags, ranks=2, before=OwnFolders(*places))
+    assert said.startswith("machines find other data than that of rank 0: let each machine have the same files")
+    assert not saved_steps(base.of("apart"))
 
 
 def test_five_and_seven_steps_are_twelve_bit_for_bit(base, straight) -> None:

@@ -314,7 +314,8 @@ def test_the_largest_device_batch(monkeypatch) -> None:
     for limit, room, fit, tries in ((3, 2**40, 2, [16, 8, 4, 2]), (16, 2**40, 16, [16]), (3, 8 * row, 2, [4, 2])):
         monkeypatch.setattr(loop, "free_memory", lambda device, room=room: room)
         monkeypatch.setattr(loop, "MEMORY_MARGIN", 0.0)
-        tried = []
+        tried, forgotten = [], []
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", forgotten.append)
 
         def check(net, given, limit=limit, tried=tried) -> None:  # where it is tried
             tried.append(len(given[0]))
@@ -324,6 +325,7 @@ def test_the_largest_device_batch(monkeypatch) -> None:
         with model.register_forward_pre_hook(check):
             assert loop.largest_device_batch(model, LENGTH, [1, 2, 4, 8, 16], AHEAD) == fit
         assert tried == tries
+        assert forgotten == [AHEAD.device]  # the peak is that of training
 
 
 def test_nothing_is_compiled_again_after_step_3(tmp_path) -> None:

@@ -63,6 +63,9 @@ class Letters:
     def __getitem__(self, index: int):
         return chat(f"{index}?", "B", letters=["A", "B"])
 
+    def hashes(self):
+        return {}
+
     def evaluate_all(self, answers: list[tuple[dict, str]]):
         return [text == "B" for _, text in answers]
 

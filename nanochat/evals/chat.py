@@ -169,7 +169,8 @@ def _prepare_problems(
     """Return the problems with prompts that leave room for an answer, but take at least half of the context."""
     # Letters need no room: they are read from the last position.
     total = min(len(task), settings.max_problems or len(task))
-    answer_tokens = 0 if task.kind == "categorical" else settings.max_new_tokens
+    opening = tokenizer.letter_prompt([])
+    answer_tokens = len(opening) if task.kind == "categorical" else settings.max_new_tokens
     problems = []
     for number in range(total):
         conversation = task[number]
@@ -266,8 +267,8 @@ def _write_answers(
 
 def common_tasks(tasks: Mapping[str, AnyTask], runtime: Runtime) -> dict[str, AnyTask]:
     """Return the tasks that all ranks have found, alike: each looks into the files of its machine."""
-    found = runtime.all_gather({name: len(task) for name, task in tasks.items()})
-    shared = {name: task for name, task in tasks.items() if all(one.get(name) == len(task) for one in found)}
+    found = runtime.all_gather({name: [len(task), sorted(task.hashes().values())] for name, task in tasks.items()})
+    shared = {name: task for name, task in tasks.items() if all(one.get(name) == found[0].get(name) for one in found)}
     for name in dict.fromkeys(name for one in found for name in one if name not in shared):
         print0(f"tasks: {name} is left out: it is not the same on all machines")
     return shared

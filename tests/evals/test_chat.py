@@ -6,7 +6,7 @@ import math
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from bundles import one_process
@@ -209,11 +209,25 @@ def ask(out: Path, runtime) -> None:
         out.with_name(f"{out.name}-{name}-{runtime.rank}.json").write_text(found)
 
 
+class Rows(NamedTuple):
+    """As much of a task as is compared."""
+
+    text: str
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def hashes(self) -> dict[str, str]:
+        return {"rows": self.text}
+
+
 def tell_common_tasks(out: Path) -> None:
-    """One of two ranks has another sandbox, and a longer file."""
+    """One of two ranks has another sandbox, a longer file, and another one of the same length."""
     with setup("cpu", "fp32") as runtime:
-        tasks: Any = {"A": range(3), "B": range(4 + runtime.rank), "C": range(5)}
-        found = common_tasks(tasks if runtime.rank == 0 else tasks | {"D": range(1)}, runtime)
+        tasks: Any = {"A": Rows("a", 3), "B": Rows("b", 4 + runtime.rank), "C": Rows("c", 5)}
+        tasks |= {"E": Rows(f"e{runtime.rank}", 6)}
+        found = common_tasks(tasks if runtime.rank == 0 else tasks | {"D": Rows("d", 1)}, runtime)
         out.with_name(f"{out.name}-{runtime.rank}").write_text(" ".join(found))
 
 
@@ -221,7 +235,7 @@ def test_a_task_that_ranks_do_not_share_is_left_out(tmp_path) -> None:
     """Else their answers to two tasks would be joined."""
     said = Forked(tmp_path / "job", tell_common_tasks, tmp_path / "found", ranks=2).done()
     assert [(tmp_path / f"found-{rank}").read_text() for rank in range(2)] == ["A C", "A C"]
-    assert [line.split()[1] for line in said.splitlines() if line.startswith("tasks: ")] == ["B", "D"]
+    assert [line.split()[1] for line in said.splitlines() if line.startswith("tasks: ")] == ["B", "E", "D"]
     assert common_tasks({}, one_process()) == {}
 
 

@@ -66,7 +66,9 @@ class Config(TagSettings):
     )
     tag = option("", "tag of the new run")
     context: Count = option(0, "tokens of the longest text (0: all that the model was made for)", least=16)
-    template: str = option("", "chat template: chatml, gemma, llama3, or a file (default: the model's own)")
+    template: str = option(
+        "", "chat template: chatml, gemma, llama3, one that the model has by name, or a file (default: its own)"
+    )
     template_values: str = option("", 'values that it is given, as JSON: {"enable_thinking": false}')
 
 

@@ -153,10 +153,11 @@ def _head(public: Record) -> Record:
     return head
 
 
-# What the hub takes for a license; another name stands beside `other`.
+# Names that the hub knows; another one stands beside `other`.
 LICENSES = frozenset(
-    "apache-2.0 mit bsd-3-clause gemma llama2 llama3 llama3.1 llama3.2 llama3.3 cc0-1.0 cc-by-4.0 cc-by-sa-4.0"
-    " cc-by-nc-4.0 cc-by-nc-sa-4.0 openrail bigscience-openrail-m".split()
+    "apache-2.0 mit bsd-2-clause bsd-3-clause gpl-3.0 agpl-3.0 lgpl-3.0 mpl-2.0 unlicense cc0-1.0 cc-by-4.0"
+    " cc-by-sa-4.0 cc-by-nc-4.0 cc-by-nc-sa-4.0 openrail bigscience-openrail-m gemma llama2 llama3 llama3.1 llama3.2"
+    " llama3.3".split()
 )
 CARD = """\
 ---

@@ -68,7 +68,7 @@ class Source:
     definition: Definition  # of the tokenizer
     generation: Record  # its defaults for sampling
     licence: str
-    templates: Sequence[str]  # names of its own chat templates  # of its own, for conversations
+    templates: Sequence[str]  # names of its own for conversations
 
     def hashes(self) -> dict[str, str]:
         """Return the SHA-256 of each file."""
@@ -107,14 +107,16 @@ def download(name: str) -> Path:
             f"{copy} is a copy of hub:{repo} without revisions: leave @{revision} out, or move it, to have the hub's"
         )
     found = repo_files(repo, (".safetensors", ".json", ".jinja", "README.md"), kind="model", revision=revision or None)
-    files = [file for file in found if "/" not in file.path]  # no other forms of it
+    # No other forms of it, which lie in folders of their own.
+    files = [file for file in found if str(Path(file.path).parent) in (".", MORE_TEMPLATES)]
     configs = [file for file in files if file.path == "config.json"]
     if not configs:
         raise UserError(f"hub:{name} has no config.json: it is not a model that `transformers` reads")
     # What cannot be read is refused before its weights are downloaded.
     for config in fetch(configs):
         _about(config.parent, read_config, _json(config) or {})
-    folders = {path.parent for path in fetch(files)}
+    places = zip(files, fetch(files), strict=True)
+    folders = {path.parents[file.path.count("/")] for file, path in places}
     if len(folders) > 1:
         raise UserError(f"files of hub:{name} on this machine are of several revisions: name one, hub:{repo}@REVISION")
     return folders.pop()
@@ -230,12 +232,13 @@ def _folder_definition(
         raise UserError(f"{folder} has a tokenizer with code of its own, which is not run")
     others = ("tokenizer_config.json", "chat_template.jinja", "generation_config.json")
     used = [file, *(folder / name for name in others if (folder / name).is_file())]
-    named = _own_templates(options.get("chat_template"))
+    more = sorted((folder / MORE_TEMPLATES).glob("*.jinja"))
+    in_files = {path.stem: _text(path) for path in more}
+    used += more
     if (folder / "chat_template.jinja").is_file():
-        named[DEFAULT] = _text(folder / "chat_template.jinja")
-    for path in sorted((folder / MORE_TEMPLATES).glob("*.jinja")):
-        named[path.stem] = _text(path)
-        used.append(path)
+        in_files = {DEFAULT: _text(folder / "chat_template.jinja"), **in_files}
+    in_files = {name: text for name, text in in_files.items() if text}
+    named = in_files or _own_templates(options.get("chat_template"))  # as `transformers` reads them
     special = {}  # by role
     for role in ("bos_token", "eos_token", "pad_token", "unk_token"):
         value = options.get(role)
@@ -398,9 +401,8 @@ def _definition(
         try:
             own = Path(wanted.template).expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(
-                f"--template={wanted.template} is none of {', '.join(TEMPLATES)}, and no file: {error}"
-            ) from None
+            known = ", ".join([*TEMPLATES, *named])
+            raise UserError(f"--template={wanted.template} is none of {known}, and no file: {error}") from None
     elif named and not own:
         raise UserError(f"its chat templates are {', '.join(named)}, and none is the default: choose one by --template")
     template = own or usual_template(core.special_tokens)

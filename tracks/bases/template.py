@@ -90,6 +90,7 @@ class JinjaTemplate:
         self.source = source
         self.variables = dict(variables)
         self.reader = backend  # reads every text as plain
+        self.special = {id for id, token in backend.get_added_tokens_decoder().items() if token.special}
         self.turn_ends = frozenset(turn_ends)
         environment = _environment(datetime.fromisoformat(day or "2026-01-01"))
         try:
@@ -217,28 +218,37 @@ class JinjaTemplate:
         return "content" in keys
 
     @cached_property
-    def takes_text_arguments(self) -> bool:
-        """Whether calls have to have their arguments as a text, as an API gives them: most templates take objects."""
+    def takes_text_arguments(self) -> Mapping[bool, bool]:
+        """Whether arguments of calls have to be a text, as an API gives them; by whether tools are offered.
 
-        def is_written(arguments: Any) -> bool:
+        Most templates take objects. Those that add arguments to a text fail, or write the object as Python does.
+        """
+        tool = {"type": "function", "function": {"name": "tool", "description": "", "parameters": {}}}
+
+        def writes(arguments: Any, tools: Any) -> bool:
             call = {"id": "call00000", "type": "function", "function": {"name": PROBE, "arguments": arguments}}
             for content in ("", None):  # some write calls only beside no content
                 answer = {"role": "assistant", "content": content, "tool_calls": [call]}
                 try:
-                    if PROBE in self.text([{"role": "user", "content": "Hi"}, answer]):
-                        return True
+                    text = self.text([{"role": "user", "content": "Hi"}, answer], tools)
                 except TemplateError:
                     continue
+                if PROBE in text and (isinstance(arguments, str) or str(arguments) not in text):
+                    return True
             return False
 
-        return not is_written({PROBE: 1}) and is_written(json.dumps({PROBE: 1}))
+        return {
+            tools is not None: not writes({PROBE: 1}, tools) and writes(json.dumps({PROBE: 1}), tools)
+            for tools in (None, [tool])
+        }
 
     # ---- to tokens ----
 
     def render_prompt(self, conversation: Conversation) -> list[int]:
         """Return the ids up to the place where the assistant begins to write."""
-        messages = self._prepared(conversation["messages"])
-        text = self.text(messages, self._tools(conversation), prompt=True)
+        tools = self._tools(conversation)
+        messages = self._prepared(conversation["messages"], tools)
+        text = self.text(messages, tools, prompt=True)
         _check_calls(messages, text)
         return [id for id, _ in self._tokens(text)]
 
@@ -248,8 +258,8 @@ class JinjaTemplate:
 
     def render(self, conversation: Conversation) -> tuple[list[int], list[int]]:
         """Return (ids, mask) for a conversation; the mask is 1 on tokens that the assistant writes, else 0."""
-        messages = self._prepared(conversation["messages"])
         tools = self._tools(conversation)
+        messages = self._prepared(conversation["messages"], tools)
         text = self.text(messages, tools)
         tokens = list(self._tokens(text))
         mask = [0] * len(tokens)
@@ -257,14 +267,13 @@ class JinjaTemplate:
             spans = _spans(text, self.text(messages, tools, marks=True))
             if spans is None:
                 raise TemplateError("the chat template writes another text where it marks what the assistant writes")
-            if not spans and any(message["role"] == "assistant" for message in messages):
-                raise TemplateError("the chat template marks nothing in this conversation as what the assistant writes")
             for start, stop in spans:
                 for place, (_, span) in enumerate(tokens):
                     if span[1] > start and span[0] < stop:
                         mask[place] = 1
-            _check_calls(messages, "".join(text[start:stop] for start, stop in spans))
-            return [id for id, _ in tokens], mask
+            if spans:  # else it has not marked this conversation, as one of two templates that were joined may not
+                _check_calls(messages, "".join(text[start:stop] for start, stop in spans))
+                return [id for id, _ in tokens], mask
         for number, message in enumerate(messages):
             if message["role"] == "assistant":
                 span = self._span_of(text, messages, tools, number, tokens)
@@ -342,9 +351,12 @@ class JinjaTemplate:
         except TemplateError:  # a template may look at names
             return None
         opening = prompt.removeprefix(before)
-        start = text.rfind(opening, 0, found[0][0]) if found and 0 < len(opening) < len(prompt) else -1
-        stop = self._next_turn_end(tokens, found[0][1]) if found else None
-        return (start + len(opening), stop) if start >= 0 and stop else None
+        if not found or not 0 < len(opening) < len(prompt):
+            return None
+        start = text.rfind(opening, 0, found[0][0]) + len(opening)
+        stop = self._next_turn_end(tokens, found[0][1])
+        is_own = start >= len(opening) and self._next_turn_end(tokens, start) == stop  # no turn ends between
+        return (start, stop) if is_own and stop else None
 
     def _next_turn_end(self, tokens: Sequence[tuple[int, Span]], place: int) -> int | None:
         """Return the character behind the first end of a turn from a place on."""
@@ -369,7 +381,7 @@ class JinjaTemplate:
         """Set the mask for the tokens of a span, up to the end of the turn; that may stand behind it, after blanks."""
         behind: list[int] = []
         for place, (id, (start, stop)) in enumerate(tokens):
-            if stop <= span[0]:
+            if stop <= span[0] or (start < span[0] and id in self.special):  # that may have taken blanks from the span
                 continue
             if id in self.turn_ends and start >= span[0]:
                 for one in (*behind, place):
@@ -382,7 +394,7 @@ class JinjaTemplate:
             else:
                 return
 
-    def _prepared(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    def _prepared(self, messages: Sequence[Message], tools: Any = None) -> list[dict[str, Any]]:
         """Return messages for the template: contents are text, with marks in each name of a special token.
 
         The assistant's keep the names that the template looks for there: it would not find a thought's end.
@@ -396,7 +408,7 @@ class JinjaTemplate:
             if self.asks_for_none and "content" in message:
                 said["content"] = message["content"]
             said.pop("tool_calls", None)
-            changed: dict[str, Any] = {**said, **_calls(message, self.takes_text_arguments)}
+            changed: dict[str, Any] = {**said, **self._calls_of(message, tools)}
             if message.get("content") is not None:
                 changed["content"] = _spoken(message)
             try:
@@ -407,6 +419,12 @@ class JinjaTemplate:
                 marked["content"] = self._marked_names(changed["content"], self.sought)
             found.append(marked)
         return found
+
+    def _calls_of(self, message: Message, tools: Any) -> dict[str, Any]:
+        """Return the calls of tools in a message, if it has any, in the form that the template takes."""
+        if not message.get("tool_calls"):
+            return {}
+        return _calls(message, self.takes_text_arguments[tools is not None])
 
     def _marked_names(self, value: str, kept: frozenset[str] = frozenset()) -> str:
         """Return a text with marks in each name of a special token, but for those that are kept."""
@@ -485,7 +503,7 @@ def _calls(message: Message, as_text: bool) -> dict[str, Any]:
                 found = None
             if not isinstance(found, dict):
                 raise TemplateError(f"the arguments of a call are no JSON object: {arguments[:80]}")
-            arguments = arguments if as_text else found
+            arguments = (arguments or "{}") if as_text else found
         elif isinstance(arguments, dict) and as_text:
             arguments = _to_json(arguments)
         else:

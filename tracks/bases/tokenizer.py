@@ -145,7 +145,7 @@ def _from_pieces(token: str) -> bytes:
     return token.replace(SPACE, " ").encode()
 
 
-LETTER_QUESTION: Message = {"role": "user", "content": "Which letter?"}
+LETTER_QUESTIONS: list[Message] = [{"role": "user", "content": text} for text in ("Which letter?", "A or B, say?")]
 
 
 def _first_difference(rows: Sequence[Sequence[int]]) -> int:
@@ -184,12 +184,19 @@ class PublicTokenizer(Tokenizer):
         if self.template is None:
             return prompt
         if self._opening is None:
-            asked = self.template.render_prompt({"messages": [LETTER_QUESTION]})
-            rows = self._letter_rows(("A", "B"))
-            same = _first_difference([asked, rows[0]])
-            self._opening = len(asked) - same, rows[0][same : _first_difference(rows)]
+            # A template that writes a last question in another way than an answered one has no such opening.
+            first, second = map(self._opening_for, LETTER_QUESTIONS)
+            self._opening = first if first == second else (0, [])
         dropped, opening = self._opening
         return [*prompt[: len(prompt) - dropped], *opening]
+
+    def _opening_for(self, question: Message) -> tuple[int, list[int]]:
+        """Return how many tokens a prompt has beyond what an answered question has, and the others before a letter."""
+        assert self.template is not None
+        asked = self.template.render_prompt({"messages": [question]})
+        rows = self._letter_rows(("A", "B"), question)
+        same = _first_difference([asked, rows[0]])
+        return len(asked) - same, rows[0][same : _first_difference(rows)]
 
     def letter_tokens(self, letters: Sequence[str]) -> list[int]:
         """Return the token of each letter where an answer begins: a vocabulary may have several for one letter."""
@@ -201,15 +208,14 @@ class PublicTokenizer(Tokenizer):
     def _find_letters(self, letters: Sequence[str]) -> list[int]:
         if self.template is None:
             return super().letter_tokens(letters)
-        rows = self._letter_rows(letters)
+        rows = self._letter_rows(letters, LETTER_QUESTIONS[0])
         place = _first_difference(rows)
         return [row[place] for row in rows]
 
-    def _letter_rows(self, letters: Sequence[str]) -> list[list[int]]:
+    def _letter_rows(self, letters: Sequence[str], question: Message) -> list[list[int]]:
         """Return a conversation's ids for each letter as the answer."""
-        assert self.template is not None
-        answers: list[Message] = [{"role": "assistant", "content": letter} for letter in letters]
-        return [self.template.render({"messages": [LETTER_QUESTION, answer]})[0] for answer in answers]
+        assert isinstance(self.template, JinjaTemplate)
+        return [self.template.whole([question, {"role": "assistant", "content": letter}]) for letter in letters]
 
     @property
     def bpe(self) -> rustbpe.Tokenizer:

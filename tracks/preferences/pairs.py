@@ -406,6 +406,7 @@ def pair_scores(
 def open_pairs(trainer: "Trainer", pairs: Sequence[Pair], objective: Preference) -> Pairs:
     """Return the source of a run; UserError if the first step's loss is not ln 2, as it is for the parent itself."""
     source = Pairs(trainer, pairs)
+    trainer.compare_ranks(source)
     parent = given(trainer.start.parent)
     source.set_reference(
         lambda: load_model(parent.stage, parent.tag, parent.step, trainer.runtime).model, trainer.device_rows

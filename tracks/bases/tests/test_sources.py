@@ -111,7 +111,7 @@ def test_templates(saved: Path, tmp_path: Path) -> None:
     save_folder("llama", bare, template=None)
     source = open_source(str(bare))
     assert (source.templates, source.definition.template) == ([], OURS)  # its vocabulary has <|im_end|>
-    with pytest.raises(UserError, match="--template=mine is none of chatml, gemma, llama3, and no file"):
+    with pytest.raises(UserError, match="--template=mine is none of chatml, gemma, llama3, default, and no file"):
         open_source(str(saved), wanted=Wanted("mine"))
 
 
@@ -120,20 +120,25 @@ DEFAULT_TEXT = "  {% if true %}\n{% endif %}" + CHATML + "\n   \n"
 WITH_TOOLS_TEXT = "\n  {%- for tool in tools -%}\n  {{ tool.name }}\n  {%- endfor %}\n" + CHATML + "{# end #} \n"
 
 
-@pytest.mark.parametrize("form", ["files", "list", "object"])
-def test_a_model_may_have_templates_by_name(form: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["files", "list", "object", "hub"])
+def test_a_model_may_have_templates_by_name(
+    form: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As `transformers` chooses: `tool_use` where a conversation has tools."""
+    mirror = tmp_path_factory.mktemp("mirror")
+    monkeypatch.setenv("NANOCHAT_HUB", str(mirror))
+    tmp_path = mirror / "models" / "someone" / "llama"
     save_folder("llama", tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     theirs.chat_template = named = {"default": DEFAULT_TEXT, "tool_use": WITH_TOOLS_TEXT, "rag": "{{ 1 }}"}
     theirs.save_pretrained(tmp_path)
     assert (tmp_path / "additional_chat_templates" / "tool_use.jinja").is_file()
-    if form != "files":
+    if form in ("list", "object"):
         (tmp_path / "chat_template.jinja").unlink()
         shutil.rmtree(tmp_path / "additional_chat_templates")
         rows = [{"name": name, "template": text} for name, text in named.items()]
         change(tmp_path / "tokenizer_config.json", chat_template=rows if form == "list" else named)
-    source = open_source(str(tmp_path))
+    source = open_source("hub:someone/llama" if form == "hub" else str(tmp_path))
     assert sorted(source.templates) == ["default", "rag", "tool_use"]
     ours = PublicTokenizer(source.definition)
     messages: list[Message] = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]
@@ -143,6 +148,17 @@ def test_a_model_may_have_templates_by_name(form: str, tmp_path: Path) -> None:
         assert ids == theirs.apply_chat_template(messages, tools)["input_ids"]
         assert ours.decode([id for id, one in zip(ids, mask, strict=True) if one]) == "I.<|im_end|>"
     assert open_source(str(tmp_path), wanted=Wanted("rag")).definition.template == "{{ 1 }}"
+
+
+def test_a_template_in_a_file_replaces_those_of_the_config(tmp_path: Path) -> None:
+    """As in `transformers`; an empty file is none."""
+    save_folder("llama", tmp_path)
+    change(tmp_path / "tokenizer_config.json", chat_template=[{"name": "tool_use", "template": "{{ 2 }}"}])
+    assert open_source(str(tmp_path)).templates == ["default"]
+    (tmp_path / "chat_template.jinja").write_text("")
+    assert open_source(str(tmp_path), wanted=Wanted("tool_use")).templates == ["tool_use"]
+    change(tmp_path / "tokenizer_config.json", chat_template=None)
+    assert open_source(str(tmp_path)).templates == []
 
 
 def test_templates_of_which_none_is_the_default(tmp_path: Path) -> None:

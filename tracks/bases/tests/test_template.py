@@ -17,6 +17,7 @@ from nanochat.protocols import CallForm
 from nanochat.serve.requests import ApiError, ServedModel, parse_chat
 from tasks.chats import json_lines
 from tracks.bases.template import BEGIN, BREAK, END, JinjaTemplate
+from tracks.bases.templates import joined_template
 from tracks.bases.tests.public_models import CHATML, TEXT, tokenizer_for
 from tracks.bases.tests.test_tokenizer import public
 from tracks.bases.tokenizer import Definition, PublicTokenizer
@@ -361,19 +362,15 @@ def test_a_thought_of_the_last_answer_may_be_dropped_too(case: str) -> None:
     "template",
     [
         "{# answers stand between {% generation %} #}" + CHATML,
-        MARKED.replace("message.role == 'assistant'", "message.role == 'model'"),
+        "{% if false %}{% generation %}{% endgeneration %}{% endif %}" + CHATML,
+        joined_template({"default": CHATML, "tool_use": MARKED}),
     ],
-    ids=["a comment", "never taken"],
+    ids=["a comment", "never taken", "of tools alone"],
 )
-def test_a_template_that_only_speaks_of_marks_learns_something_or_says_so(template: str) -> None:
+def test_a_template_that_marks_nothing_learns_as_one_without_marks(template: str) -> None:
     messages = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]
-    ours = public("llama", template=template)
-    if "endgeneration" not in template:
-        ids, mask = render_conversation({"messages": messages}, ours)
-        assert ours.decode([id for id, one in zip(ids, mask, strict=True) if one]) == "I.<|im_end|>"
-        return
-    with pytest.raises(TemplateError, match="marks nothing in this conversation as what the assistant writes"):
-        render_conversation({"messages": messages}, ours)
+    ids, mask = render_conversation({"messages": messages}, ours := public("llama", template=template))
+    assert ours.decode([id for id, one in zip(ids, mask, strict=True) if one]) == "I.<|im_end|>"
 
 
 def test_the_prompt_is_what_a_reply_follows() -> None:
@@ -505,6 +502,43 @@ def test_calls_with_thoughts_in_an_earlier_turn(case: str) -> None:
     calls = "".join(f'<tool_call>{name}{{"a": 1}}</tool_call><|im_end|>' for name in ("add", "mul"))
     learned = ours.decode([id for id, one in zip(ids, mask, strict=True) if one])
     assert learned == f"{calls}46.<|im_end|>Yes.<|im_end|>"
+
+
+def test_a_call_whose_prompt_opens_a_thought_that_it_has_not_is_not_guessed() -> None:
+    """As Qwen3's thinking models ask: what opens the turn stands before an earlier call alone."""
+    template = DROPPING.replace("assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}")
+    ours = public("llama", template=template, ends=(2, 6, 0))
+    calls = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in ("add", "mul")]
+    result = {"role": "tool", "content": "7"}
+    thought = "<think>\nhm</think>\n\n"
+    messages = [
+        {"role": "user", "content": "How much?"},
+        {"role": "assistant", "content": thought, "tool_calls": calls[:1]},
+        result,
+        {"role": "assistant", "content": "", "tool_calls": calls[1:]},
+        result,
+        {"role": "assistant", "content": f"{thought}46."},
+    ]
+    with pytest.raises(TemplateError, match="which tokens the assistant writes"):
+        render_conversation({"messages": messages}, ours)
+
+
+def test_templates_of_tools_and_of_none_may_take_calls_in_two_forms() -> None:
+    as_text = CALLING.replace("(call.function.arguments | tojson)", "call.function.arguments")
+    as_python = CALLING.replace("+ (call.function.arguments | tojson) +", "~ call.function.arguments ~")
+    arguments = {"a": [1]}
+    call = {"type": "function", "function": {"name": "add", "arguments": arguments}}
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    for with_tools in (as_text, as_python):
+        ours = public("llama", template=joined_template({"default": CALLING, "tool_use": with_tools}), ends=(2, 6, 0))
+        for tools in ([TOOL], None):
+            conversation: Any = {"messages": messages, "tools": tools} if tools else {"messages": messages}
+            ids, mask = render_conversation(conversation, ours)
+            learned = ours.decode([id for id, one in zip(ids, mask, strict=True) if one])
+            assert learned == '<tool_call>add{"a": [1]}</tool_call><|im_end|>'
+    call["function"] = {"name": "add", "arguments": ""}
+    ids, _ = render_conversation({"messages": messages, "tools": [TOOL]}, ours)
+    assert "<tool_call>add{}</tool_call>" in ours.decode(ids)
 
 
 @pytest.mark.parametrize("written", ["message.content is none", "message.tool_calls"])

@@ -192,6 +192,11 @@ def test_a_letter_is_asked_for_where_an_answer_has_it(asks: str, answers: str, b
     assert ids[len(asked)] == ours.letter_tokens(["A", "B"])[1]
     plain = public(case, template="")
     assert plain.letter_prompt([5, 6]) == [5, 6]
+    # A last question that is written in another way than an answered one is left as it is.
+    last = template.replace("{{ m.content", "{{ 'Q: ' if loop.last else '' }}{{ m.content")
+    ours = public(case, template=last)
+    prompt = render_prompt({"messages": [question]}, ours)
+    assert ours.letter_prompt(prompt) == prompt
 
 
 def test_no_calculator_is_called() -> None:
