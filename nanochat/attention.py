@@ -72,11 +72,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     return PATHS[mask.path](q, k, v, mask, scale)
 
 
-def find_path(asked: str, device: torch.device, dtype: torch.dtype, windows: bool, on_cpu: str) -> str:
-    """Return the path for a flag value; "auto" means the fastest path for a model with or without windows."""
+def find_path(asked: str, device: torch.device, dtype: torch.dtype, slower: str) -> str:
+    """Return the path for a flag value; "auto" means FlashAttention, or else the path `slower`."""
     if asked == "auto":
-        # Flex skips blocks out of sight; on MPS it has no gradient.
-        slower = {"cpu": on_cpu, "cuda": "flex" if windows else "sdpa"}.get(device.type, "sdpa")
         return next((path for path in FLASH if not obstacle(path, device, dtype)), slower)
     if asked not in PATHS:
         raise UserError(f"--attention={asked} is not known, use one of auto, {', '.join(PATHS)}")

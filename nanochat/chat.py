@@ -71,7 +71,7 @@ def check_conversation(conversation: Any, any_order: bool = False) -> Conversati
         elif role not in due:
             raise UserError(f"message {number}: its role is {role!r} where {due[-1]!r} is due")
         # Only the assistant calls tools, and may say nothing beside.
-        kinds = PARTS if role == "assistant" else ("text",)
+        kinds = tuple(PARTS) if role == "assistant" else ("text",)  # a type may be a list, which no table can look up
         calls = message.get("tool_calls")
         if calls and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
             raise UserError(f"message {number}: its tool_calls are no list of objects")

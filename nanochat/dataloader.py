@@ -45,6 +45,8 @@ class BatchSource(Iterator, AbstractContextManager):
 
     metrics: Mapping[str, float] = {}  # figures of the last batch, for the log
 
+    splits_alike = False  # True: all ranks have as many micro-batches, which need not be counted
+
     may_be_saved = True  # False: the next batches need something of the last one that no checkpoint holds
 
     @property
@@ -91,6 +93,8 @@ class Loader(BatchSource, Generic[Data]):
     data: gives the rows. batch_size: rows for all ranks together. A subclass adds to `_setting` everything that decides
     the row order; a saved state is valid for the same setting only.
     """
+
+    splits_alike = True
 
     data: Data
     tokenizer: Tokenizer

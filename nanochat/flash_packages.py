@@ -41,13 +41,14 @@ def kernel_note(path: str, runtime: Runtime) -> str:
     A collective: a kernel that one rank lacks, none runs.
     """
     device, dtype = runtime.device, runtime.dtype
-    if path in FLASH or device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+    if path in FLASH or device.type != "cuda":  # of all ranks
         return ""
-    best = best_version(torch.cuda.get_device_capability(device)[0])
+    in_halves = dtype in (torch.bfloat16, torch.float16)
+    best = best_version(torch.cuda.get_device_capability(device)[0]) if in_halves else ""
+    installed = [version for version, package in FLASH_PACKAGES.items() if any(map(find_spec, package.modules))]
+    reasons = runtime.all_gather(obstacle(best, device, dtype) if best else "")  # also if this rank's GPU has none
     if not best:
         return ""
-    installed = [version for version, package in FLASH_PACKAGES.items() if any(map(find_spec, package.modules))]
-    reasons = runtime.all_gather(obstacle(best, device, dtype))
     return missing_kernel(best, installed, next(filter(None, reasons), ""))
 
 

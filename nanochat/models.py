@@ -279,21 +279,29 @@ def _sharded(model: GPT, runtime: Runtime, weights: Checkpoint | int, in_fp8: bo
     return model
 
 
-def _path_on_cpu(windows: bool, row_length: int) -> str:
-    """Return the fastest attention path of a CPU, by dev/MEASURED.md, "Attention on a CPU"."""
-    # Torch's kernel is the fastest forward. Backward it is slower in short rows, and does not skip what a window hides.
-    return "chunks" if row_length and (windows or row_length < LONG_ROW) else "sdpa"
+def usual_path(device: torch.device, windows: bool, row_length: int) -> str:
+    """Return the fastest attention path that needs no package; row_length: of a row in training, 0: nothing is trained.
+
+    For a CPU by dev/MEASURED.md, "Attention on a CPU".
+    """
+    if device.type == "cpu":
+        # Torch's kernel is the fastest forward. Backward it is slower in short rows, and skips nothing behind a window.
+        return "chunks" if row_length and (windows or row_length < LONG_ROW) else "sdpa"
+    # Flex skips blocks out of sight; on MPS it has no gradient, and before Ampere too little shared memory.
+    has_flex = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
+    return "flex" if windows and has_flex else "sdpa"
 
 
 def _empty_model(config: GPTConfig, runtime: Runtime, checkpointing: bool, row_length: int) -> GPT:
     """Return a model without memory, on the meta device, with an attention path that every rank has."""
-    windows = any(config.windows)
-    choice = runtime.attention, runtime.device, runtime.dtype, windows, _path_on_cpu(windows, row_length)
-    path = runtime.broadcast(
-        lambda: find_path(*choice)
-    )  # first: what rank 0 downloads is there for the ranks beside it
+    usual = usual_path(runtime.device, any(config.windows), row_length)
+    if len({*runtime.all_gather(usual)}) > 1:  # GPUs of several generations
+        usual = "sdpa"  # every rank has it
+    choice = runtime.attention, runtime.device, runtime.dtype, usual
+    # First: what rank 0 downloads is there for the ranks beside it.
+    path = runtime.broadcast(lambda: find_path(*choice))
     if set(runtime.all_gather(find_path(*choice) if path in FLASH else path)) != {path}:
-        path = "flex" if windows else "sdpa"  # every rank has it; different kernels would round differently
+        path = usual  # different kernels would round differently
     print0(f"attention: {path}")
     model = new_model(config, path, checkpointing)
     model.compute_dtype = runtime.dtype

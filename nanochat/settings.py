@@ -76,8 +76,10 @@ class ModelChoice(CheckpointChoice):
     )
 
     def evaluation_tag(self, asked: str = "") -> str:
-        """Return the name of an evaluation's folder; a quantized model's answers stay beside the model's own."""
+        """Return the name of an evaluation's folder: those by fewer exits or rounded weights stay beside others."""
         tag = asked or self.tag
+        if self.exits:
+            tag += f"-exits-{self.exits}"
         return tag + "-" + re.sub(r"[^\w.+]+", "-", self.quant) if self.quant else tag
 
 

@@ -434,8 +434,10 @@ class TrainingLoop:
         """Add up gradients over the micro-batches; returns this rank's metrics, LOSS among them."""
         found: dict[str, Metric] = {}
         micro_batches = self.source.split(batch, self.state.device_batch)
-        # With sharded weights a rank takes part in the gathers of ranks that have more micro-batches.
-        most = max(self.runtime.all_gather(len(micro_batches))) if self.model.shards else 0
+        # With sharded weights a rank takes part in the gathers of ranks that have more micro-batches. To ask for their
+        # number waits for the device.
+        is_uneven = self.model.shards and not self.source.splits_alike
+        most = max(self.runtime.all_gather(len(micro_batches))) if is_uneven else 0
         for number, micro_batch in enumerate(micro_batches, 1):
             # The last backward sends the gradients, layer by layer. fp16 has to check them before.
             sends = number == len(micro_batches) and not self._is_fp16

@@ -116,7 +116,7 @@ def print_answer_plan(
         ranks, accelerator = planned_hardware(config.on)
         prompts = config.examples_per_step
         in_step = prompts * answers.each
-        require_multiple("answers of a step (--examples-per-step x --num-samples)", in_step, ranks)
+        require_multiple("examples per step", prompts, ranks)
         notes = _notes(config, parent, rows)
         count = rows.count
         if count is None and usual_rows:

@@ -152,6 +152,7 @@ class Task:
     unsafe_exec: bool = False
 
     kind = "generative"
+    has_answers = True  # to learn from; else an answer is only judged
     copies = 1  # conversations of each row, one after the other
     seed = 0  # for augmentation, set by a mixture
 
@@ -188,6 +189,10 @@ class Task:
             return self.build(number, index % self.copies)
         except ValueError as error:
             raise UserError(f"{self.data.name}, split {self.split}, row {number}: {error}") from None
+
+    def forms(self, prompt: str) -> tuple[str, ...]:
+        """Return the forms in which another text may have the question of a prompt, as without its instructions."""
+        return (prompt,)
 
     def build(self, row: int, copy: int) -> Conversation:
         """Return a row as a conversation. row: number in the files; copy: number among the conversations of the row."""

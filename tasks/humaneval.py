@@ -1,5 +1,6 @@
 """HumanEval: programs written from a signature and a description, judged by running their tests in the sandbox."""
 
+import ast
 import re
 import textwrap
 from functools import partial
@@ -13,6 +14,7 @@ from tasks.common import Answered, Task, exchange
 
 FENCED = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)  # a code block; the last fence may be missing
 CODE = re.compile(r"^(?:import \w|from [\w.]+ import|def |class |@)", re.MULTILINE)  # a line that starts code
+ASSIGNED = re.compile(r"^[A-Za-z_]\w*(?:[ \t]*:[^=\n]+)?[ \t]*=(?!=)", re.MULTILINE)  # a line that names a value
 UNINDENTED = re.compile(r"^[^ \t\n]", re.MULTILINE)
 
 
@@ -23,20 +25,32 @@ def complete_program(prompt: str, entry_point: str, completion: str) -> str:
     """
     signature = f"def {entry_point}("
     # The block with the function counts, not one with usage or installation.
-    blocks = FENCED.findall(completion) or [completion]
+    fenced = FENCED.findall(completion)
+    blocks = fenced or [completion]
     code = next((block for block in blocks if signature in block), blocks[0])
     if signature in code:
         # Skip prose before the code; else the function is inside a line of prose, or indented.
         start = CODE.search(code) or re.search(rf"[ \t]*{re.escape(signature)}", code)
         assert start is not None  # the code has the signature
+        # A table or a number that the function reads may stand before it, and between fences there is no prose.
+        earlier = [0] if fenced else [found.start() for found in ASSIGNED.finditer(code, 0, start.start())]
+        places = [place for place in earlier if _is_program(code[place:])]
         # Answers seldom repeat the imports and helpers that the prompt has before the function.
         helpers = prompt[: prompt.index(signature)]
-        return f"{helpers}\n{textwrap.dedent(code[start.start() :])}"
+        return f"{helpers}\n{textwrap.dedent(code[min([*places, start.start()]) :])}"
     body = "\n".join(code.strip("\n").splitlines())
     if UNINDENTED.match(body):
         return prompt + textwrap.indent(body, "    ")
     # Everything from the first unindented line on is outside the function.
     return prompt + UNINDENTED.split(body, maxsplit=1)[0]
+
+
+def _is_program(code: str) -> bool:
+    try:
+        ast.parse(textwrap.dedent(code))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # also of a zero byte, or nested too deep
+        return False
+    return True
 
 
 class HumanEval(Task):

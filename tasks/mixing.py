@@ -210,6 +210,8 @@ def _open_split(data: DataSet, split: str, tokenizer: str) -> "tuple[Task, np.nd
     own = split
     if split == "validation" and split not in names:
         own = "test" if "test" in names else "train"
+    if not data.task.has_answers:
+        raise UserError(f"{data.name} has no answers to learn from: use it with scripts.chat_rl")
     task = data(own, tokenizer=tokenizer)
     rows = np.arange(len(task))
     if names != ("train",):

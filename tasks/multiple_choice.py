@@ -34,6 +34,11 @@ def answers_in(form: str, choices: Sequence[str]) -> list[str]:
 LETTER = Style("- {text}={letter}", "Reply with nothing but the letter of the right choice.", "{letter}")
 
 
+def forms_of_choices(prompt: str, style: Style) -> tuple[str, ...]:
+    """Return a question alone, and with its choices, both without instructions."""
+    return prompt.partition("\n\n- ")[0], prompt.removesuffix(style.instruction)
+
+
 class MultipleChoice(Task):
     """Questions answered with a letter."""
 
@@ -49,6 +54,9 @@ class MultipleChoice(Task):
         style = style or self.style
         answer = answers_in(style.answer, choices)[right]
         return exchange(style.prompt(question, choices), answer) | {"letters": LETTERS[: len(choices)]}
+
+    def forms(self, prompt: str) -> tuple[str, ...]:
+        return forms_of_choices(prompt, self.style)
 
 
 class NamedChoice(MultipleChoice):
@@ -109,6 +117,9 @@ class Rationale(Task):
         "Think it through, then end with the letter of the right choice, like this: The answer is X.",
         "The answer is {letter}.",
     )
+
+    def forms(self, prompt: str) -> tuple[str, ...]:
+        return forms_of_choices(prompt, self.style)
 
     def conversation(
         self, question: str, choices: Sequence[str], right: int | None, rationale: str | None = None

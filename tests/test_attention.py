@@ -10,9 +10,10 @@ from models import fake_flash
 from torch.testing import assert_close
 
 import nanochat.attention as paths
+from nanochat import models
 from nanochat.attention import attend, find_path, make_mask
 from nanochat.gpt import GPTConfig
-from nanochat.models import build_model
+from nanochat.models import build_model, usual_path
 from nanochat.runtime import Runtime
 
 CPU = torch.device("cpu")
@@ -136,6 +137,7 @@ FLASH = """
 9 | wrong | flex | flash3 | it computes wrong values here
 10 | right | flex | flash4 | no package
 8 | right | flex | flash3 | it has no kernels for this device
+7 | right | sdpa | flash3 | it has no kernels for this device
 """
 
 
@@ -155,19 +157,31 @@ def test_flash_attention_runs_where_it_can_and_its_values_are_right(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (int(family), 0))
     paths.obstacle.cache_clear()
     gpu = torch.device("cuda")
-    assert find_path("auto", gpu, torch.bfloat16, windows=True, on_cpu="chunks") == path
+    usual = usual_path(gpu, windows=True, row_length=0)
+    assert find_path("auto", gpu, torch.bfloat16, usual) == path
     with pytest.raises(ValueError, match=f"--attention={asked} cannot run: {reason}"):
-        find_path(asked, gpu, torch.bfloat16, windows=True, on_cpu="chunks")
+        find_path(asked, gpu, torch.bfloat16, usual)
     paths.obstacle.cache_clear()
 
 
-@pytest.mark.parametrize(("letters", "path"), [("SL", "flex"), ("L", "sdpa")])
-def test_ranks_that_could_run_different_kernels_take_a_common_one(letters, path, monkeypatch) -> None:
-    monkeypatch.setattr(Runtime, "all_gather", lambda self, found: [found, "flash3"])
+@pytest.mark.parametrize(
+    ("usual", "others", "path"),
+    [
+        ("flex", ["flex", "flash3"], "flex"),  # what they say: without a package, and with one
+        ("sdpa", ["sdpa", "flash3"], "sdpa"),
+        ("flex", ["sdpa", "sdpa"], "sdpa"),  # a GPU before Ampere beside a newer one
+    ],
+)
+def test_ranks_that_could_run_different_kernels_take_a_common_one(usual, others, path, monkeypatch) -> None:
+    told = iter(others)
+    monkeypatch.setattr(models, "usual_path", lambda *_: usual)
+    monkeypatch.setattr(
+        Runtime, "all_gather", lambda self, found: [found, next(told) if isinstance(found, str) else ()]
+    )
     monkeypatch.setattr(
         Runtime, "copy_from", lambda self, source, numbers: numbers
     )  # the other rank's share stays empty
-    config = GPTConfig(64, depth=2, width=64, heads=2, kv_heads=2, max_seq_len=256, window_pattern=letters)
+    config = GPTConfig(64, depth=2, width=64, heads=2, kv_heads=2, max_seq_len=256)
     assert build_model(config, Runtime(CPU, torch.float32, world_size=2), 1).attention == path
 
 
@@ -190,10 +204,10 @@ def test_a_flag_names_the_path_and_blackwell_gets_larger_blocks_of_queries(monke
     for family, size in ((9, (128, 128)), (10, (256, 128))):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, family=family: (family, 0))
         assert size == paths._block_mask("flash4", 512, 512, 129, CPU).BLOCK_SIZE
-    assert find_path("twin", CPU, torch.float32, windows=True, on_cpu="chunks") == "twin"
-    assert find_path("auto", CPU, torch.bfloat16, windows=True, on_cpu="chunks") == "chunks"
-    assert find_path("auto", torch.device("meta"), torch.float32, windows=True, on_cpu="chunks") == "sdpa"  # MPS, say
+    assert find_path("twin", CPU, torch.float32, "chunks") == "twin"
+    assert find_path("auto", CPU, torch.bfloat16, "chunks") == "chunks"
+    assert usual_path(torch.device("meta"), windows=True, row_length=256) == "sdpa"  # MPS, say
     with pytest.raises(ValueError, match=r"^--attention=magic is not known, use one of auto, chunks"):
-        find_path("magic", CPU, torch.float32, windows=True, on_cpu="chunks")
+        find_path("magic", CPU, torch.float32, "chunks")
     with pytest.raises(ValueError, match=r"^--attention=flash3 cannot run: it has no kernels for this device$"):
-        find_path("flash3", CPU, torch.float32, windows=True, on_cpu="chunks")
+        find_path("flash3", CPU, torch.float32, "chunks")

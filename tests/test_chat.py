@@ -141,6 +141,7 @@ talk("a", []) | message 2: CONTENT
 talk("a", ["b"]) | message 2: CONTENT
 talk("a", [{"type": "text", "text": None}]) | message 2: CONTENT
 talk("a", [{"type": "image", "text": "b"}]) | message 2: CONTENT
+talk("a", [{"type": [], "text": "b"}]) | message 2: CONTENT
 talk(CALCULATION) | message 1: CONTENT
 talk("a", system=CALCULATION) | message 1: CONTENT
 asked(ANSWER, RESULT) | message 3: its role is 'tool' where 'user' is due

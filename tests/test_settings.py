@@ -10,7 +10,7 @@ from nanochat.config import parse
 from nanochat.gpt import MLP_KINDS, MLPName
 from nanochat.jobs.plan import STEPS, StepName
 from nanochat.jobs.scales import SCALES, ScaleName
-from nanochat.settings import AnswerTuneSettings, ChatTuneSettings, FineTuneSettings
+from nanochat.settings import AnswerTuneSettings, ChatTuneSettings, FineTuneSettings, ModelChoice
 from nanochat.stages import MODELS, Source
 from nanochat.start import inherit
 from nanochat.world.writer import SIZES, Size
@@ -73,6 +73,14 @@ HORIZONS = """
 --target-supervised-tokens=9 --num-epochs=2 | --num-epochs and --target-supervised-tokens both set the length
 --num-epochs=0.5 --num-iterations=5 | --num-iterations and --num-epochs both set the length of the run: keep one
 """
+
+
+def test_an_evaluation_with_fewer_exits_or_rounded_weights_has_a_place_of_its_own() -> None:
+    asked = [
+        ModelChoice(tag="d4", exits=exits, quant=quant).evaluation_tag() for exits in (0, 2) for quant in ("", "a=b")
+    ]
+    assert asked == ["d4", "d4-a-b", "d4-exits-2", "d4-exits-2-a-b"]
+    assert ModelChoice(tag="d4", exits=2).evaluation_tag("mine") == "mine-exits-2"
 
 
 def test_there_is_one_horizon_and_unasked_it_is_one_epoch() -> None:

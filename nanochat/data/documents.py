@@ -151,7 +151,7 @@ def _write_shards(name: str, files: Sequence[Path], out: Path) -> None:
     size = sum(file.stat().st_size * (4 if file.suffix.lower() == ".parquet" else 1) for file in files)
     dealt = [out / f"dealt-{number}" for number in range(min(MAX_SHARDS, size // SHARD_BYTES + 1))]
     random = np.random.RandomState(SEED)  # the old generator, because numpy promises never to change the stream
-    smallest, count = _deal_out(files, dealt, random)
+    smallest, count, blank = _deal_out(files, dealt, random)
     # Among few documents maybe none has a small hash: then hold out the smallest one.
     cutoff = pa.scalar(max(VALIDATION_BELOW, smallest), pa.uint64())
     # Lanes share row groups, so each lane should find some for itself.
@@ -177,19 +177,20 @@ def _write_shards(name: str, files: Sequence[Path], out: Path) -> None:
     # Equal documents have equal hashes, and all go into validation.
     if held_out == count:
         raise UserError(f"--data: {name} needs two different documents, one for training and one for validation")
-    print0(f"data: {name}: {count - held_out:,} documents for training, {held_out:,} for validation")
+    left_out = f", {blank:,} blank ones left out" if blank else ""
+    print0(f"data: {name}: {count - held_out:,} documents for training, {held_out:,} for validation{left_out}")
 
 
-def _deal_out(files: Sequence[Path], paths: list[Path], random: "np.random.RandomState") -> tuple[int, int]:
+def _deal_out(files: Sequence[Path], paths: list[Path], random: "np.random.RandomState") -> tuple[int, int, int]:
     """Deal documents out at random to temporary files, each with a text hash as key, without blank ones.
 
-    Returns (smallest key, number of documents).
+    Returns (smallest key, number of documents, number of blank ones).
     """
     import pyarrow as pa
 
     schema = pa.schema([(TEXT, pa.large_string()), ("key", pa.uint64())])
     smallest = 2**64 - 1
-    count = 0
+    count = blank = 0
     progress = Progress()
     with contextlib.ExitStack() as stack:
         writers = [stack.enter_context(pa.ipc.new_file(str(path), schema)) for path in paths]
@@ -199,10 +200,11 @@ def _deal_out(files: Sequence[Path], paths: list[Path], random: "np.random.Rando
             keys = [int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") for text in full]
             smallest = min([smallest, *keys])
             count += len(full)
+            blank += len(batch) - len(full)
             progress.update(f"data: converted {count:,} documents", 0)  # of an unknown number
             table = pa.table({TEXT: full, "key": keys}, schema)
             # The file for each document.
             places = random.randint(len(paths), size=len(full))
             for place, writer in enumerate(writers):
                 writer.write(table.filter(pa.array(places == place)))
-    return smallest, count
+    return smallest, count, blank

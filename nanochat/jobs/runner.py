@@ -201,7 +201,8 @@ def run_step(
     write_json(path, entry)  # the command and its inputs, should the machine fail
     if step.launch and "NANOCHAT_MEETING" in os.environ:
         variables = announce(step)
-    status = execute(step, log, lock, stop, script, variables)
+    # A stop may have come while the inputs were read: nobody would pass it on to a command that begins now.
+    status = 128 + stop[0] if stop else execute(step, log, lock, stop, script, variables)
     entry["seconds"] += time.time() - start
     # A stop request may have come just before a normal end: training has saved, and exits with 0.
     if status or stop or (step.output and not step.outcome.exists()):

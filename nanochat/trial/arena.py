@@ -35,7 +35,8 @@ STRIDE = 128  # places that are asked for at once
 SCORING = 1800.0  # seconds, generous
 CALLS = 16  # of the model, whose rows of text are hashed: a warm-up may have made the first
 LEAVING = 10.0  # seconds that a process may take to end once its files are here; they count
-WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}  # threads that wait leave the processor to other work
+# Threads that wait leave the processor to other work; a trial is on the CPU, also where a GPU is in sight.
+WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": "-1"}
 HEAD = "<Q"  # the length of a JSON head; bytes of the files follow it
 
 TRAIN = """

@@ -52,6 +52,15 @@ def test_every_kind_is_read_as_it_was_written(tmp_path) -> None:
     assert "needs a column `text` with strings, it has id, text" in refusal(write_shard(path, [1, 2], pa.int64()))
 
 
+def test_blank_documents_are_counted(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "home"))
+    for name, texts in (("some", ["a", " ", "b", "", "\n"]), ("none", ["a", "b"])):
+        write_jsonl(tmp_path / name / "a.jsonl", texts)
+        convert_folder(name, tmp_path / name, text_files(tmp_path / name))
+    said = [line.partition("validation")[2] for line in capsys.readouterr().out.splitlines() if "documents for" in line]
+    assert said == [", 3 blank ones left out", ""]
+
+
 def test_text_files_are_cut_at_line_ends_lose_nothing_and_have_one_order(tmp_path) -> None:
     whole = "".join(f"{number} 줄 \r\n" for number in range(5000)) + "no line end" + "x" * 20_000
     texts = read(write(tmp_path / "one.md", whole.encode()))

@@ -53,6 +53,15 @@ def test_the_standard_error_is_that_of_rows_drawn_again(tokenizer) -> None:
     assert got.stderr == pytest.approx(float((drawn[:, 0] / drawn[:, 1]).std()), rel=0.15)
 
 
+def test_the_bytes_are_the_texts_whatever_tokens_stand_for(tokenizer) -> None:
+    """A public tokenizer may write a blank before a text, or join an accent to its letter."""
+    text = read_text([pa.array(DOCUMENTS)], tokenizer, 10**6)
+    model = small_model(tokenizer)
+    exact = text_bpb(model, text, 16, 8, one_process())
+    other = text_bpb(model, text._replace(bytes=2 * text.bytes), 16, 8, one_process())
+    assert other == pytest.approx((exact.value / 2, exact.stderr / 2))
+
+
 def token_by_token(model, text, seq_len, stride, bos):
     """Each token alone, behind what stands before it in the first row that it is in."""
     nats, ids = 0.0, text.ids.tolist()

@@ -163,6 +163,15 @@ def test_two_nodes_share_the_ranks_and_save_now_and_then(planned, monkeypatch) -
     assert job.step("base_train").options == ["--save-every=100"]
     assert job.step("base_eval").options == job.step("tok_train").launch == []
     assert job.step("preflight").launch == [*launch, "--max-restarts=0"]
+    # A step of RL has 16 questions, and one of SFT 32 rows: more ranks could not share it.
+    monkeypatch.setenv("NANOCHAT_NODES", "1:8")
+    monkeypatch.setattr(plan, "find_hardware", lambda *_: (64, find_accelerator("NVIDIA H100")))
+    job, _ = planned(scale="8xh100", data="climbmix", tag="large")
+    ranks = {
+        name: job.step(name).launch[-1] for name in ("base_train", "mid_train", "chat_sft", "chat_rl", "chat_eval_rl")
+    }
+    assert [words.removeprefix("--nproc_per_node=") for words in ranks.values()] == ["8", "8", "4", "2", "8"]
+    monkeypatch.setenv("NANOCHAT_NODES", "1:2")
     monkeypatch.setattr(plan, "find_hardware", lambda *_: (0, None))
     assert planned(tag="cpu")[0].step("chat_rl").launch == launch[:2]
     sentence = "NANOCHAT_NODES=1:2: a job on several nodes belongs to tracks/gone, which is not here"

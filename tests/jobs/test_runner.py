@@ -173,6 +173,15 @@ def test_a_stop_is_passed_on(job, base, sent, capsys) -> None:
     assert log.exists()
 
 
+def test_a_stop_before_a_step_begins_is_a_stop(job, base, capsys) -> None:
+    """As while a large text is hashed: the command has not been there to hear of it."""
+    own, step = python_step(base, "print('at work')")
+    assert runner.run_step(own, step, 0, [signal.SIGINT]) == 128 + signal.SIGINT
+    told = capsys.readouterr()
+    assert "code was stopped by SIGINT" in told.err
+    assert "at work" not in told.out
+
+
 def test_a_step_runs_again_after_a_killed_attempt_and_earlier_attempts_count(job, base, capsys) -> None:
     """As a power cut leaves it: a record that is not finished, some lines in the log, no outcome."""
     own = job(tok=("", ""))

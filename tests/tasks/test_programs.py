@@ -15,6 +15,8 @@ from tasks.humaneval import complete_program
 PROMPT = 'import math\n\ndef half(x):\n    return x / 2\n\ndef area(r: float) -> float:\n    """Of a half disc."""\n'
 BODY = "    full = math.pi * r * r\n\n    return half(full)\n"
 FUNCTION = f"def area(r):\n{BODY}"
+USING = "return math.pi * r * r / HALF"
+VALUED = f"def area(r):\n    {USING}\n"
 RIGHT = {
     "the body": BODY,
     "the body, not indented": "return half(math.pi * r * r)",
@@ -28,6 +30,11 @@ RIGHT = {
     "a function in a line of prose": "Sure: def area(r): return half(math.pi * r * r)",
     "an indented function": textwrap.indent(FUNCTION, "  "),
     "an indented function after prose": f"It is this:\n\n{textwrap.indent(FUNCTION, '    ')}",
+    "a value before it between fences": f"So:\n```python\nHALF: float = 2\n\ndef area(r):\n    {USING}\n```\nDone.",
+    "a value and words of code before it": f"```\nfrom math import pi\nHALF = 2\nif HALF:\n    HALF = 2\n{VALUED}```",
+    "a value before it": f"HALF = 2\n\n{VALUED}",
+    "a value before it after prose": f"I call it x = y, so:\n\nHALF = 2\n\n{VALUED}",
+    "prose between fences": f"```\nThis is it:\n\n{FUNCTION}```",
     "fences that are not closed": f"```python\n{FUNCTION}",
 }
 WRONG = ["", "I cannot.", "```\n```", "def other(r):\n    return 1"]

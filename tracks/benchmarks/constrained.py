@@ -102,6 +102,9 @@ class Constrained(FollowedInstructions):
         )
         return found
 
+    def forms(self, prompt: str) -> tuple[str, ...]:
+        return prompt.rpartition("\n\n")[0], prompt  # the data set's own, and with the constraint
+
 
 def digest(row: Sequence[str | None]) -> int:
     """Return a number that follows from a prompt alone."""

@@ -218,6 +218,8 @@ def check(text: str, instruction: Instruction) -> bool:
 class FollowedInstructions(Task):
     """Prompts whose answers are checked by programs. A row is a prompt, kinds of instructions, and their values."""
 
+    has_answers = False
+
     def conversation(self, prompt: str, kinds: list[str], values: list[Values]) -> CheckedConversation:
         if len(kinds) != len(values):
             raise UserError(f"{len(kinds)} instructions have {len(values)} dictionaries of values")

@@ -38,7 +38,8 @@ class Augmented(MultipleChoice):
         both = type(cls.__name__, (cls, data.task), {"number": int(number)})
         # About: a question keeps fewer choices if no more fit.
         chance = 1 / int(number) if cls.adds_choices else 1.0
-        return replace(data, task=both, baseline=min(data.baseline, chance))
+        # What is learned has the form that is asked for, and no other one that the data set has for training.
+        return replace(data, task=both, learned=None, baseline=min(data.baseline, chance))
 
 
 class StyledConversation(Conversation):

@@ -17,7 +17,6 @@ from nanochat.log import Record
 from nanochat.paths import read_jsonl
 from tasks.chats import as_row, chat_files
 from tasks.common import EVALUATION_SPLIT, DataSets, Task, find_task
-from tasks.multiple_choice import MultipleChoice
 from tracks.chatdata.filters import pairs
 
 SUFFIXES = (".jsonl", ".parquet")
@@ -95,8 +94,5 @@ def _read_task(task: Task) -> Iterator[Record]:
 
 
 def benchmark_questions(task: Task) -> list[tuple[str, ...]]:
-    """Return each item's question alone, and with its choices, both without instructions."""
-    prompts = [str(task[number]["messages"][-2]["content"]) for number in range(len(task))]
-    if not isinstance(task, MultipleChoice):
-        return [(prompt,) for prompt in prompts]
-    return [(prompt.partition("\n\n- ")[0], prompt.removesuffix(task.style.instruction)) for prompt in prompts]
+    """Return each item's question in all forms, as alone and with its choices."""
+    return [task.forms(str(task[number]["messages"][-2]["content"])) for number in range(len(task))]

@@ -35,6 +35,8 @@ def main(config: Config) -> None:
 
     if config.qat and config.fp8:
         raise UserError("--fp8 and --qat cannot be combined, fp8 layers have their own codes: leave one out")
+    if config.qat and config.shard_weights:
+        raise UserError("--shard-weights and --qat cannot be combined, layers are rounded whole: leave one out")
     plan, tokenizer = plan_with_tokenizer(config)
     require_golf(plan.model)
     # On shapes alone: a mistake in the plan of quantization is found before anything is written.

@@ -67,10 +67,11 @@ class Row:
 
 
 def model_of(evaluation: Outcome) -> str:
-    """Return the name of the model that an evaluation has scored: its stage and tag, and how it was rounded."""
+    """Return the name of the model that an evaluation has scored: stage and tag, exits, and how it was rounded."""
     config = evaluation.config
+    exits = f" exits {config['exits']}" if config.get("exits") else ""
     rounded = f" {config['quant']}" if config.get("quant") else ""
-    return f"{source_of(evaluation.stage)}:{config.get('tag', evaluation.tag)}{rounded}"
+    return f"{source_of(evaluation.stage)}:{config.get('tag', evaluation.tag)}{exits}{rounded}"
 
 
 def models_of(evaluations: Sequence[Outcome]) -> dict[tuple[str, str], str]:

@@ -26,16 +26,31 @@ class Config(TeacherSettings, AnswerSettings, DeviceSettings, TagSettings):
     max_problems = 100
 
 
+def place_of(name: str) -> tuple[str, str]:
+    """Return the stage and the tag of a model, named like sft:d8."""
+    source, _, tag = name.partition(":")
+    check_names(f"{name} is not like sft:d8: the stage", [source], MODELS)
+    return MODELS[source], tag
+
+
+def tokenizer_of(models: tuple[str, str]) -> str:
+    """Return the tag of both models' tokenizer, whose text some tasks ask about; a UserError if it is not one."""
+    from nanochat.models import described
+
+    first, second = (described(*place_of(name)).manifest["tokenizer"] for name in models)
+    if first["hash"] != second["hash"]:
+        raise UserError(f"{' and '.join(models)} have different tokenizers: prompts may ask for what one never read")
+    return first["tag"]
+
+
 def answers_of(name: str, task: Task, config: Config) -> list[Record]:
     """Return a model's answers to the problems in a task, as an evaluation records them."""
     from nanochat.evals.chat import evaluate_task
     from nanochat.models import load_model
     from nanochat.runtime import setup
 
-    source, _, tag = name.partition(":")
-    check_names(f"{name} is not like sft:d8: the stage", [source], MODELS)
     with setup(config.device_type, config.dtype) as runtime:
-        model, tokenizer, _ = load_model(MODELS[source], tag, -1, runtime)
+        model, tokenizer, _ = load_model(*place_of(name), -1, runtime)
         return evaluate_task(task, model, tokenizer, runtime, config, name).records
 
 
@@ -49,7 +64,8 @@ def main(config: Config) -> None:
     outcome = Outcome.begin("judge", config.tag, config)
     teacher = Teacher(config)
     _, data = find_set(config.prompts, TASKS)
-    task = data("train")  # pairs may be learned from, and a test split never is
+    # Pairs may be learned from, and a test split never is.
+    task = data("train", tokenizer=tokenizer_of(config.models))
     if task.kind == "categorical":
         raise UserError(f"--prompts={config.prompts} is answered by a letter, use a task with free answers")
     rows = []

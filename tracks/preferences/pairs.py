@@ -411,7 +411,8 @@ def open_pairs(trainer: "Trainer", pairs: Sequence[Pair], objective: Preference)
     source.set_reference(
         lambda: load_model(parent.stage, parent.tag, parent.step, trainer.runtime).model, trainer.device_rows
     )
-    loss, _ = pair_scores(trainer, source, objective, source.draw())["Loss"]
+    with trainer.model.whole():  # ranks may have other numbers of micro-batches, and sharded layers gather in each
+        loss, _ = pair_scores(trainer, source, objective, source.draw())["Loss"]
     if not (trainer.resumed or abs(loss - math.log(2)) <= TOLERANCE[trainer.runtime.dtype_name]):
         raise UserError(
             f"the loss begins at {loss:.5f}, not at ln 2: {source.path} does not have the log-probabilities of the "

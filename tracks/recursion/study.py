@@ -57,12 +57,13 @@ FLOPS = "Number of FLOPs per token"
 PARAMETERS = "Number of parameters"
 SECONDS = "Seconds of training"
 APPLICATIONS = "Applications of a layer per token"
-# Settings in which an arm may differ from R. W reads more rows, or fewer.
+# Settings in which an arm may differ from R. W reads more rows, or fewer, and is told R's number of shards, as a run by
+# the clock would take another one; that the text is the same is compared by its hash.
 FREE_IN_ARM = {*PRESET_FIELDS, *OWN_FIELDS, "recursion", "depth", "model", "num_iterations", "target_seconds"}
 FREE = dict.fromkeys(ARMS, FREE_IN_ARM) | {
     "D": {"residual_power"},
     "F": {*FREE_IN_ARM, "width"},
-    "W": {*FREE_IN_ARM, "rows"},
+    "W": {*FREE_IN_ARM, "rows", "num_shards"},
 }
 # metric -> arms that have to equal R in it: FLOPs and seconds, which cannot be the same, within TOLERANCE. An arm that
 # trains for some seconds ends with the step that passes them: the seconds of that step may come on top. L has R's FLOPs

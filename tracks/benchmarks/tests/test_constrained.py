@@ -7,8 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from nanochat.errors import UserError
 from tasks import TASKS
 from tasks.common import Task
+from tasks.mixing import mix
 from tracks.benchmarks.constrained import CONSTRAINTS
 from tracks.benchmarks.instructions import check
 
@@ -49,6 +51,22 @@ def test_splits_share_no_prompt_and_stay_the_same(opened: tuple[Task, Task]) -> 
     first_lines = [{text.split("\n")[0] for text in prompts(task)} for task in opened]
     assert not first_lines[0] & first_lines[1]
     assert any("\n\nIt is red.\n\n" in text for text in prompts(train))
+
+
+def test_a_mixture_learns_no_empty_answers(opened: tuple[Task, Task]) -> None:
+    """Its answers are only judged: a run would learn to end its turn at once."""
+    with pytest.raises(UserError, match=r"Alpaca-Part-Constrained has no answers to learn from: use it with scripts\."):
+        mix(TASKS, "Alpaca-Part-Constrained@10")
+
+
+def test_a_question_is_searched_for_as_the_data_set_has_it(opened: tuple[Task, Task]) -> None:
+    """Conversations beside it have no constraint, and a short instruction leaves no other trace."""
+    train, _ = opened
+    for prompt in prompts(train):
+        plain, whole = train.forms(prompt)
+        assert whole == prompt
+        assert plain.split("\n")[-1] in (plain.split("\n")[0], "It is red.")
+        assert prompt.startswith(f"{plain}\n\n")
 
 
 def test_verdicts(opened: tuple[Task, Task]) -> None:

@@ -12,7 +12,7 @@ from conftest import each_row, plant_world
 from nanochat.chat import render_conversation
 from nanochat.paths import read_sha256
 from nanochat.tokenizer import Tokenizer
-from tasks import TASKS, open_tasks
+from tasks import TASKS, open_tasks, task_to_learn
 from tasks.common import TRAIN
 from tasks.mixing import mix
 from tasks.multiple_choice import answers_in
@@ -140,6 +140,19 @@ def test_a_mixture_knows_the_rows_and_files_of_an_augmented_task(small_hub) -> N
     origin = mix(TASKS, "aqua~options:8@30:2", seed=5).origin()
     [file] = TASKS["AQUA"].files("train")
     assert origin == {"AQUA~options:8": {"rows": 60, "files": {str(file): read_sha256(small_hub / str(file))}}}
+
+
+@pytest.mark.parametrize("name", ["AQUA~styles:2", "AQUA~options:8"])
+def test_what_is_learned_of_an_augmented_task_is_what_it_is_called(name, small_hub) -> None:
+    """AQUA itself is learned by its rationales, which name the letters of its own choices."""
+    plain = {message["messages"][-1]["content"] for message in mix(TASKS, "aqua@30", seed=5)}
+    assert all("The answer is" in text for text in plain)
+    learned = [row["messages"][-1]["content"] for row in mix(TASKS, f"{name}@30", seed=5)]
+    _, reinforced, _ = task_to_learn(name, "default")
+    for texts in (learned, [reinforced[number]["messages"][-1]["content"] for number in range(10)]):
+        assert len(texts) >= 10
+        assert max(map(len, texts)) < 60
+        assert not plain.intersection(texts)
 
 
 @pytest.mark.parametrize(("name", "split", "least"), [("ARC-Easy", "train", 0.9), ("MMLU", "validation", 0.7)])

@@ -83,6 +83,7 @@ def test_compiled_the_warm_up_leaves_no_trace(base) -> None:
 MISTAKES = """
 --qat=int6-row+gptq | --qat=int6-row+gptq: gptq cannot be used in training, leave it out
 --fp8 | --fp8 and --qat cannot be combined
+--shard-weights | --shard-weights and --qat cannot be combined
 --model=golf,sweeps=2 | golf artifacts hold plain models: train without sweeps
 --qat=int7-row | the recipe int7-row is not known: write
 --qat-share=2 | --qat-share has to be 0 or more and below 1, not 2.0

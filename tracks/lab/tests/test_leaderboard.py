@@ -235,6 +235,7 @@ def test_other_settings_are_left_out_and_steps_are_named(tmp_path: Path, monkeyp
     leave_answers(tmp_path, "long-later", 0.6, step=80, model="long")
     leave_answers(tmp_path, "hot", 0.9, temperature=1.0)
     leave_answers(tmp_path, "hot-and-greedy", 0.35)
+    leave_answers(tmp_path, "greedy-exits-2", 0.1, model="greedy", exits=2)
     leave_answers(tmp_path, "hot-and-greedy-hot", 0.95, model="hot-and-greedy", temperature=1.0)
     main(Config(suite="GSM8K"))
     record = read_json(tmp_path / "leaderboard/leaderboard/outcome.json")
@@ -245,6 +246,7 @@ def test_other_settings_are_left_out_and_steps_are_named(tmp_path: Path, monkeyp
         "sft:no-top-k",
         "sft:hot-and-greedy",
         "sft:greedy",
+        "sft:greedy exits 2",
     ]
     [[model, reason]] = tables["Left out"]
     assert model == "sft:hot"

@@ -82,3 +82,18 @@ def test_another_reference_is_refused_and_a_plan_needs_none(runs, whole, monkeyp
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(runs.folder))
     chat_dpo.main(parse(chat_dpo.Config, [*runs.own_flags, "--dry-run"]))
     assert "\nSteps: about " in capsys.readouterr().out
+
+
+def test_sharded_ranks_with_answers_of_unlike_lengths(runs, whole, tmp_path) -> None:
+    """The first loss is computed before the loop, in as many micro-batches as each rank's longest answers need."""
+    rows = [
+        {"prompt": f"Letter {i}?", "chosen": "fox " * (60 if i % 2 else 1), "rejected": f"quick {i}"} for i in range(24)
+    ]
+    pairs = tmp_path / "unlike.jsonl"
+    write_lines(pairs, *rows)
+    flags = (f"--pairs={pairs}", "--device-batch-size=4", "--num-iterations=2", "--eval-metrics-every=-1")
+    runs.run("unlike", *flags)
+    runs.run("sharded", *flags, "--shard-weights", ranks=2)
+    for one, other in zip(runs.metrics("sharded"), runs.metrics("unlike"), strict=True):
+        for name in ("dpo/loss", "train/grad_norm"):
+            assert one.get(name) == pytest.approx(other.get(name), abs=1e-4)

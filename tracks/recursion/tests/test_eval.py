@@ -11,7 +11,7 @@ from nanochat.paths import read_json
 from nanochat.runtime import Runtime, setup
 from tracks.recursion import eval as recursion_eval
 from tracks.recursion.eval import Config
-from tracks.recursion.study import APPLICATIONS, FREE_IN_ARM, SECONDS, ArmRun, read_arms, read_shapes, refit_exits
+from tracks.recursion.study import APPLICATIONS, FREE, FREE_IN_ARM, SECONDS, ArmRun, read_arms, read_shapes, refit_exits
 
 DEPTH = {
     "R": ["--recursion=aggressive"],
@@ -118,6 +118,9 @@ def test_arms_that_cannot_be_compared_are_refused(base) -> None:
         base.copy("new", "changed-P-1")
         assert said in refusal("changed")
     ArmRun.read("new").require_equal(recursion, {"rows", *FREE_IN_ARM})  # as many as the seconds allow
+    told = ArmRun.read("small-W-1")
+    told.manifest["config"]["num_shards"] = 3  # of a text in shards, as R's manifest has it
+    told.require_equal(recursion, FREE["W"])
     changed = base.folder / "changed"
     changed.mkdir()
     for path in base.text.iterdir():

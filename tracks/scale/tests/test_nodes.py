@@ -152,7 +152,7 @@ def kill_a_rank(script: Script, chance: random.Random, most: int = 1500):
 
 def test_slurm_saves_and_requeues_and_sky_ends_the_run_though_a_rank_is_killed(base, seed) -> None:
     job = slurm(base, LONG)
-    base.wait_for("nodes", 4)
+    base.wait_for("nodes", 1)  # a machine that is busy hears late of it, and the run has 20 steps
     job.process.send_signal(signal.SIGUSR1)
     said = job.ends()
     assert [f"checked by rank {rank}" in said for rank in range(4)] == [True] * 4
