@@ -188,6 +188,8 @@ def _open_first(
     """
     *_, last = member.sources
     for name, data in member.sources.items():
+        if not data.task.has_answers:
+            raise UserError(f"{name} has no answers to learn from: use it with scripts.chat_rl")
         try:
             if split != "train" and len(member.sources) > 1:
                 _open_split(data, "train", tokenizer)  # validation is of the data set that is trained on
@@ -210,8 +212,6 @@ def _open_split(data: DataSet, split: str, tokenizer: str) -> "tuple[Task, np.nd
     own = split
     if split == "validation" and split not in names:
         own = "test" if "test" in names else "train"
-    if not data.task.has_answers:
-        raise UserError(f"{data.name} has no answers to learn from: use it with scripts.chat_rl")
     task = data(own, tokenizer=tokenizer)
     rows = np.arange(len(task))
     if names != ("train",):
