@@ -68,7 +68,8 @@ class Prefix:
         self.layers: list[KeysValues] = []  # keys and values, (texts, longest, Hkv, D) each
 
         def keep(layer: int, k: Tensor, v: Tensor) -> KeysValues:
-            self.layers.append((k, v))
+            if layer == len(self.layers):  # else it runs again in the backward, and these are kept
+                self.layers.append((k, v))
             return k, v
 
         self.hidden = model.hidden(ids, Cache(keep))  # (texts, longest, width)

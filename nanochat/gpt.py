@@ -560,7 +560,7 @@ class GPT(nn.Module):
         x = x.view_as(x)  # were x and x0 the same tensor, the compiler would make another graph
         middle = x
         for i, (block, layer) in enumerate(zip(self.blocks, self.layers(context), strict=True)):
-            if self.checkpointing and layer.store is None and torch.is_grad_enabled():
+            if self.checkpointing and torch.is_grad_enabled():
                 x = checkpoint(self.gather_and_call, block, block, x, layer, recomputed=True, use_reentrant=False)
             else:
                 x = self.gather_and_call(block, block, x, layer)

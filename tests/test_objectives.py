@@ -192,9 +192,30 @@ def in_parts(model, objective, split, batch, cuts: dict[int, int]):
         yield loss.item(), int(count)
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_model_against_plain_rows_and_in_parts(name, monkeypatch) -> None:
-    check_answers_in_parts(lively(CONFIGS[name]), monkeypatch)
+def test_a_model_against_plain_rows_and_in_parts(name, checkpointing, monkeypatch) -> None:
+    check_answers_in_parts(lively(CONFIGS[name], checkpointing=checkpointing), monkeypatch)
+
+
+def test_recomputation_spares_memory_where_answers_share_a_prompt() -> None:
+    """`--checkpointing` counts for RL and preference training, whose layers keep keys and values of the prompts."""
+    prompt, tokens = list(range(60)), list(range(40))
+    answer = Completion(tokens, [1] * 40, "length", [-1.0] * 40)
+    batch = AnswerBatch.of({0: [answer_row(prompt, answer, 1.0)] * 4}, torch.device("cpu"))
+    kept = []
+
+    def weigh(tensor: torch.Tensor) -> torch.Tensor:
+        kept[-1] += tensor.nbytes
+        return tensor
+
+    for checkpointing in (False, True):
+        model = lively(CONFIGS["reference"], checkpointing=checkpointing)
+        kept.append(0)
+        with torch.autograd.graph.saved_tensors_hooks(weigh, lambda tensor: tensor):
+            loss = PolicyGradient()(model, batch).total
+        loss.backward()
+    assert kept[1] < 0.5 * kept[0]
 
 
 def check_answers_in_parts(model, monkeypatch) -> None:

@@ -136,7 +136,7 @@ class RecursiveGPT(InductionGPT):
             block = self.blocks[i]
             if cache is not None:
                 layer = layer._replace(store=partial(cache.update, next(places)))
-            elif self.checkpointing and torch.is_grad_enabled():
+            if self.checkpointing and torch.is_grad_enabled():
                 # Keeps the state alone.
                 run = partial(self.gather_and_call, block, recomputed=True)
                 return checkpoint(lambda state: run(block, norm(state), layer), state, use_reentrant=False)

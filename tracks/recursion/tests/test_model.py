@@ -186,6 +186,7 @@ def test_every_configuration_is_one_model_in_all_ways(name, tmp_path, monkeypatc
     check_letters(fields)
     check_decisions(fields, tmp_path, monkeypatch)
     check_answers_in_parts(lively(fields), monkeypatch)
+    check_answers_in_parts(lively(fields, checkpointing=True), monkeypatch)
 
 
 @pytest.mark.parametrize("name", RECURSIVE)
