@@ -65,6 +65,7 @@ def main(config: Config) -> None:
     teacher = Teacher(config)
     _, data = find_set(config.prompts, TASKS)
     # Pairs may be learned from, and a test split never is.
+    check_names(f"--prompts={config.prompts}: the split", ["train"], data.split_names)
     task = data("train", tokenizer=tokenizer_of(config.models))
     if task.kind == "categorical":
         raise UserError(f"--prompts={config.prompts} is answered by a letter, use a task with free answers")
