@@ -5,7 +5,7 @@ change and the step gives -1. On CUDA the steps are graphs, replayed without hel
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -34,7 +34,7 @@ Stored = TypeVar("Stored")  # keys, or values, as a cache stores them
 
 
 def _updating(
-    layers: Sequence[Sequence[Stored]], put: Callable[[Stored, Tensor], Tensor]
+    layers: Mapping[int, Sequence[Stored]] | Sequence[Sequence[Stored]], put: Callable[[Stored, Tensor], Tensor]
 ) -> Callable[[int, Tensor, Tensor], KeysValues]:
     """Return Cache.update for stored keys and values by layer; `put` takes stored and given ones, returns the rows'."""
 
@@ -65,11 +65,10 @@ class Prefix:
     def __init__(self, model: GPT, ids: Tensor, lengths: Tensor) -> None:
         self.lengths = lengths
         self.longest = ids.shape[1]
-        self.layers: list[KeysValues] = []  # keys and values, (texts, longest, Hkv, D) each
+        self.layers: dict[int, KeysValues] = {}  # keys and values, (texts, longest, Hkv, D) each
 
         def keep(layer: int, k: Tensor, v: Tensor) -> KeysValues:
-            if layer == len(self.layers):  # else it runs again in the backward, and these are kept
-                self.layers.append((k, v))
+            self.layers[layer] = k, v  # the same again, if a backward computes the layer again
             return k, v
 
         self.hidden = model.hidden(ids, Cache(keep))  # (texts, longest, width)

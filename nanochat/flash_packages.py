@@ -49,7 +49,7 @@ def kernel_note(path: str, runtime: Runtime) -> str:
     reasons = runtime.all_gather(obstacle(best, device, dtype) if best else "")  # also if this rank's GPU has none
     if not best:
         return ""
-    return missing_kernel(best, installed, next(filter(None, reasons), ""))
+    return missing_kernel(best, installed, next(filter(None, reasons), "the GPU of another rank has no kernels for it"))
 
 
 def best_version(family: int) -> str:

@@ -64,6 +64,11 @@ class CheckpointChoice(TagSettings):
     step: Count = option(-1, "step of the checkpoint (-1: the newest)", least=-1, in_card=False, short="-s")
     exits: Count = option(0, "supervision steps of a recursive model to run at inference (0: as in training)", off=0)
 
+    def evaluation_tag(self, asked: str = "") -> str:
+        """Return the name of an evaluation's folder: those by fewer exits stay beside the others."""
+        tag = asked or self.tag
+        return f"{tag}-exits-{self.exits}" if self.exits else tag
+
 
 @options("model")
 class ModelChoice(CheckpointChoice):
@@ -76,10 +81,8 @@ class ModelChoice(CheckpointChoice):
     )
 
     def evaluation_tag(self, asked: str = "") -> str:
-        """Return the name of an evaluation's folder: those by fewer exits or rounded weights stay beside others."""
-        tag = asked or self.tag
-        if self.exits:
-            tag += f"-exits-{self.exits}"
+        """Return the name of an evaluation's folder, which those of rounded weights have for themselves too."""
+        tag = super().evaluation_tag(asked)
         return tag + "-" + re.sub(r"[^\w.+]+", "-", self.quant) if self.quant else tag
 
 

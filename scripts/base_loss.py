@@ -27,7 +27,7 @@ def main(config: Config) -> None:
     from nanochat.models import load_model
     from nanochat.runtime import setup
 
-    outcome = Outcome.begin("base_loss", config.tag, config)
+    outcome = Outcome.begin("base_loss", config.evaluation_tag(), config)
     with setup(config.device_type, config.dtype) as runtime:
         model, tokenizer, checkpoint = load_model("base_train", config.tag, config.step, runtime, config.exits)
         if config.data or config.num_shards:

@@ -25,15 +25,14 @@ def complete_program(prompt: str, entry_point: str, completion: str) -> str:
     """
     signature = f"def {entry_point}("
     # The block with the function counts, not one with usage or installation.
-    fenced = FENCED.findall(completion)
-    blocks = fenced or [completion]
+    blocks = FENCED.findall(completion) or [completion]
     code = next((block for block in blocks if signature in block), blocks[0])
     if signature in code:
         # Skip prose before the code; else the function is inside a line of prose, or indented.
         start = CODE.search(code) or re.search(rf"[ \t]*{re.escape(signature)}", code)
         assert start is not None  # the code has the signature
-        # A table or a number that the function reads may stand before it, and between fences there is no prose.
-        earlier = [0] if fenced else [found.start() for found in ASSIGNED.finditer(code, 0, start.start())]
+        # A table or a number that the function reads may stand before it; a word of prose is no program.
+        earlier = (found.start() for found in ASSIGNED.finditer(code, 0, start.start()))
         places = [place for place in earlier if _is_program(code[place:])]
         # Answers seldom repeat the imports and helpers that the prompt has before the function.
         helpers = prompt[: prompt.index(signature)]

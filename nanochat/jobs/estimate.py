@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from nanochat.environment import ROOT
 from nanochat.errors import UserError
 from nanochat.hardware import fp8_gain
-from nanochat.jobs.plan import TRAINING, Setting, planned_nodes, skipped_lines
+from nanochat.jobs.plan import TRAINING, Setting, gpus_of, planned_nodes, skipped_lines
 from nanochat.jobs.runner import Job, Step, saved_record
 from nanochat.jobs.scales import CPU_SCALES, Flags, flag_words, read_flags, time_factor
 from nanochat.log import duration, table_of, terminal_table
@@ -217,7 +217,8 @@ def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> Step
     if step.name == "base_train" and base.seconds:
         return StepEstimate(base.seconds, tokens, base.basis)
     if step.name in COMPILED or work.rollouts:
-        parts = tuning_parts(step.name, tokens * base.flops / base.rate_after, work, setting, base)
+        idle = max(1, setting.gpus) / max(1, gpus_of(setting, step.name))  # as many times as long
+        parts = tuning_parts(step.name, idle * tokens * base.flops / base.rate_after, work, setting, base)
         return StepEstimate(seconds_of(parts), tokens, base.basis, parts)
     start = GPU_START_SECONDS if setting.gpus else CPU_START_SECONDS
     rate = base.rate if step.name == "base_train" else base.rate_after
@@ -233,8 +234,9 @@ def tuning_parts(name: str, training: float, work: Work, setting: Setting, base:
     """Return the parts of a stage that fine-tunes for so many seconds; none if the speed is not known."""
     if not base.rate:
         return []
-    ranks = max(1, setting.gpus)
-    pace = Pace(setting.depth, base.flops, base.rate_after / ranks, ranks, on_gpu=setting.gpus > 0)
+    ranks = max(1, gpus_of(setting, name))
+    rate = base.rate_after / max(1, setting.gpus)  # of a rank
+    pace = Pace(setting.depth, base.flops, rate, ranks, on_gpu=setting.gpus > 0)
     steps = 1
     sampling = compiling = 0.0
     pauses = [Pause("evaluations", 0, scored=1e6 * work.scored)]

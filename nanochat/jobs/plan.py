@@ -266,11 +266,15 @@ def stage_flags(setting: Setting) -> dict[str, dict[str, str]]:
 MOST_RANKS = {"chat_rl": 16, "chat_sft": 32}
 
 
-def launch_words(setting: Setting, most: int = 0) -> list[str]:
-    """Return the words that start the ranks of a stage; none where one process does all. most: ranks; 0: any number."""
+def gpus_of(setting: Setting, stage: str) -> int:
+    """Return the GPUs that a stage uses, of those that are there."""
+    return min(setting.gpus, MOST_RANKS.get(stage, setting.gpus))
+
+
+def launch_words(setting: Setting, stage: str = "") -> list[str]:
+    """Return the words that start the ranks of a stage; none where one process does all."""
     nodes = planned_nodes()
-    gpus = min(setting.gpus, most) if most else setting.gpus
-    ranks = [f"--nproc_per_node={max(gpus // nodes, 1)}"] if setting.gpus > 1 else []
+    ranks = [f"--nproc_per_node={max(gpus_of(setting, stage) // nodes, 1)}"] if setting.gpus > 1 else []
     if nodes > 1:
         return [*TORCHRUN[:2], *ranks]  # tracks/scale/nodes.sh has the settings in which nodes differ from one another
     return [*TORCHRUN, *ranks] if ranks else []
@@ -338,7 +342,7 @@ def make_job(
             parent=f"{stage.parent}/{request.tag}" if stage.parent else "",
             data=setting.data if reads_text else "",
             files=[] if reads_text else [list(astuple(file)) for file in files],
-            launch=[] if is_tokenizer else launch_words(setting, MOST_RANKS.get(name, 0)),
+            launch=[] if is_tokenizer else launch_words(setting, name),
             options=[] if is_tokenizer else stage_options(name, flags[name], setting),
             skip=skips.get(name, ""),
             # Its server may refuse a download that the plan counted on.

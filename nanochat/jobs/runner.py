@@ -199,7 +199,7 @@ def run_step(
     }
     start = time.time()
     write_json(path, entry)  # the command and its inputs, should the machine fail
-    if step.launch and "NANOCHAT_MEETING" in os.environ:
+    if step.launch and not stop and "NANOCHAT_MEETING" in os.environ:
         variables = announce(step)
     # A stop may have come while the inputs were read: nobody would pass it on to a command that begins now.
     status = 128 + stop[0] if stop else execute(step, log, lock, stop, script, variables)

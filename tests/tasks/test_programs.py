@@ -34,6 +34,8 @@ RIGHT = {
     "a value and words of code before it": f"```\nfrom math import pi\nHALF = 2\nif HALF:\n    HALF = 2\n{VALUED}```",
     "a value before it": f"HALF = 2\n\n{VALUED}",
     "a value before it after prose": f"I call it x = y, so:\n\nHALF = 2\n\n{VALUED}",
+    "its language on a line of its own": f"```\npython\n{FUNCTION}```",
+    "a call before it": f"```python\nprint(area(2))\n\n{FUNCTION}```",
     "prose between fences": f"```\nThis is it:\n\n{FUNCTION}```",
     "fences that are not closed": f"```python\n{FUNCTION}",
 }

@@ -12,7 +12,7 @@ from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir, write_jsonl
 from nanochat.settings import AnswerSettings, DeviceSettings, TagSettings
 from nanochat.stages import MODELS
-from tasks.common import Task
+from tasks.common import DataSet, Task
 from tracks.chatdata.teacher import Teacher, TeacherSettings, judge, judged_metrics
 
 
@@ -33,14 +33,16 @@ def place_of(name: str) -> tuple[str, str]:
     return MODELS[source], tag
 
 
-def tokenizer_of(models: tuple[str, str]) -> str:
-    """Return the tag of both models' tokenizer, whose text some tasks ask about; a UserError if it is not one."""
+def open_prompts(data: DataSet, models: tuple[str, str]) -> Task:
+    """Return the prompts, which some tasks take from the text of a model's tokenizer; a UserError if they differ."""
     from nanochat.models import described
 
-    first, second = (described(*place_of(name)).manifest["tokenizer"] for name in models)
-    if first["hash"] != second["hash"]:
-        raise UserError(f"{' and '.join(models)} have different tokenizers: prompts may ask for what one never read")
-    return first["tag"]
+    tags = [described(*place_of(name)).manifest["tokenizer"]["tag"] for name in models]
+    # Pairs may be learned from, and a test split never is.
+    first, second = (data("train", tokenizer=tag) for tag in tags)
+    if first.hashes() != second.hashes():
+        raise UserError(f"{' and '.join(models)} learned from different texts, and these prompts ask for what one read")
+    return first
 
 
 def answers_of(name: str, task: Task, config: Config) -> list[Record]:
@@ -64,9 +66,8 @@ def main(config: Config) -> None:
     outcome = Outcome.begin("judge", config.tag, config)
     teacher = Teacher(config)
     _, data = find_set(config.prompts, TASKS)
-    # Pairs may be learned from, and a test split never is.
     check_names(f"--prompts={config.prompts}: the split", ["train"], data.split_names)
-    task = data("train", tokenizer=tokenizer_of(config.models))
+    task = open_prompts(data, config.models)
     if task.kind == "categorical":
         raise UserError(f"--prompts={config.prompts} is answered by a letter, use a task with free answers")
     rows = []

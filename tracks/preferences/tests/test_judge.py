@@ -6,12 +6,13 @@ import pytest
 from chat_files import chat, write_lines
 
 from bench.served import write_model
-from nanochat.errors import UserError
 from nanochat.paths import read_json, read_jsonl
+from tasks import TASKS
+from tasks.mixing import find_set
 from tracks.chatdata import teacher as module
 from tracks.chatdata.teacher import Teacher, judge, judged_metrics
 from tracks.chatdata.tests.teachers import completion, teaching
-from tracks.preferences.judge import tokenizer_of
+from tracks.preferences.judge import open_prompts
 from tracks.preferences.pairs import read_pairs
 
 
@@ -68,9 +69,8 @@ def test_two_checkpoints_answer(here, base, tmp_path) -> None:
     assert len(judged) == len({row["prompt"] for row in judged}) == 16
     assert all(row["prompt"].endswith("?<|user_end|><|assistant_start|>") for row in judged)
     assert "Win rate of A" in read_json(base / "judge/d12/outcome.json")["metrics"]
-    # Tasks of a world, and words to spell, are those of the tokenizer's text.
+    # Words to spell are those of the tokenizer's text; other prompts are the same for any two models.
     write_model(base, "third", text=["another text, and yet another one " * 50])
-    assert tokenizer_of(("sft:mine", "sft:other")) == "mine"
-    with pytest.raises(UserError, match="sft:mine and sft:third have different tokenizers"):
-        tokenizer_of(("sft:mine", "sft:third"))
+    _, chats = find_set(name, TASKS)
+    assert len(open_prompts(chats, ("sft:mine", "sft:third"))) == 20
     assert 0 < len(read_pairs(f"{tmp_path}/pairs.jsonl")) <= 16  # cut answers and ties make none
