@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import jinja2
 import jinja2.ext
@@ -33,6 +33,15 @@ BEGIN, END, BREAK = "\U000f51a1", "\U000f51a2", "\U000f51a3"
 RENDERED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "marks"})  # variables of a rendering
 PROBE = "probe_of_calls"  # name of a tool, and of its argument, in a rendering
 Span = tuple[int, int]  # first character, and the one behind the last
+
+
+class Rendered(NamedTuple):
+    """A conversation, and what the template writes for it."""
+
+    messages: Sequence[dict[str, Any]]
+    tools: Any
+    text: str
+    tokens: Sequence[tuple[int, Span]]  # each with its characters
 
 
 class Generation(jinja2.ext.Extension):
@@ -274,103 +283,83 @@ class JinjaTemplate:
             if spans:  # else it has not marked this conversation, as one of two templates that were joined may not
                 _check_calls(messages, "".join(text[start:stop] for start, stop in spans))
                 return [id for id, _ in tokens], mask
+        whole = Rendered(messages, tools, text, tokens)
         for number, message in enumerate(messages):
             if message["role"] == "assistant":
-                span = self._span_of(text, messages, tools, number, tokens)
+                span = self._span_of(whole, number)
                 if span is None:
                     raise TemplateError("it cannot be found in the chat template which tokens the assistant writes")
                 _check_calls([message], text[slice(*span)])
                 self._learn(mask, tokens, text, span)
         return [id for id, _ in tokens], mask
 
-    def _span_of(
-        self,
-        text: str,
-        messages: Sequence[dict[str, Any]],
-        tools: Any,
-        number: int,
-        tokens: Sequence[tuple[int, Span]],
-    ) -> Span | None:
+    def _span_of(self, whole: Rendered, number: int) -> Span | None:
         """Return where a message of the assistant stands in the text; None if it cannot be found.
 
         Calls are written beside the content: where marks around it would not tell, the turn does.
         """
-        span = self._behind_prompt(text, messages, tools, number)
-        if span is None and messages[number].get("tool_calls"):
-            span = self._to_turn_end(text, messages, tools, number, tokens)
-            return span or self._around_call(text, messages, tools, number, tokens)
-        return span or self._around(text, messages, tools, number)
+        span = self._behind_prompt(whole, number)
+        if span is None and whole.messages[number].get("tool_calls"):
+            span = self._to_turn_end(whole, number)
+            return span or self._around_call(whole, number)
+        return span or self._around(whole, number)
 
-    def _behind_prompt(self, text: str, messages: Sequence[dict[str, Any]], tools: Any, number: int) -> Span | None:
+    def _behind_prompt(self, whole: Rendered, number: int) -> Span | None:
         """Return where a message stands, from the end of its prompt on; None if the text does not go on like that."""
         try:
-            prompt = self.text(messages[:number], tools, prompt=True)
-            whole = self.text(messages[: number + 1], tools)
+            prompt = self.text(whole.messages[:number], whole.tools, prompt=True)
+            until = self.text(whole.messages[: number + 1], whole.tools)
         except TemplateError:  # a template may ask for an end by the assistant, or the user
             return None
-        if text.startswith(whole) and whole.startswith(prompt):
-            return len(prompt), len(whole)
+        if whole.text.startswith(until) and until.startswith(prompt):
+            return len(prompt), len(until)
         return None
 
-    def _to_turn_end(
-        self,
-        text: str,
-        messages: Sequence[dict[str, Any]],
-        tools: Any,
-        number: int,
-        tokens: Sequence[tuple[int, Span]],
-    ) -> Span | None:
+    def _to_turn_end(self, whole: Rendered, number: int) -> Span | None:
         """Return where a message stands, from the end of its prompt to the next end of a turn, if there is one."""
-        prompt = self.text(messages[:number], tools, prompt=True)
-        stop = self._next_turn_end(tokens, len(prompt))
-        return (len(prompt), stop) if stop and text.startswith(prompt) else None
+        prompt = self.text(whole.messages[:number], whole.tools, prompt=True)
+        stop = self._next_turn_end(whole.tokens, len(prompt))
+        return (len(prompt), stop) if stop and whole.text.startswith(prompt) else None
 
-    def _around_call(
-        self,
-        text: str,
-        messages: Sequence[dict[str, Any]],
-        tools: Any,
-        number: int,
-        tokens: Sequence[tuple[int, Span]],
-    ) -> Span | None:
+    def _around_call(self, whole: Rendered, number: int) -> Span | None:
         """Return where a message with calls stands whose prompt the text has in another form, as without old thoughts.
 
         The name of its first call is found by marks; the message begins behind the last opening of a turn before it.
         """
-        first, *others = messages[number]["tool_calls"]
+        first, *others = whole.messages[number]["tool_calls"]
         function = first.get("function", first)
         if not isinstance(function, dict):
             return None
         marked_function = {**function, "name": f"{BEGIN}{function.get('name')}{END}"}
         marked_call = {**first, "function": marked_function} if "function" in first else marked_function
-        marked = list(messages)
-        marked[number] = {**messages[number], "tool_calls": [marked_call, *others]}
+        marked = list(whole.messages)
+        marked[number] = {**whole.messages[number], "tool_calls": [marked_call, *others]}
         try:
-            found = _spans(text, self.text(marked, tools))
-            before, prompt = (self.text(messages[:number], tools, prompt=asked) for asked in (False, True))
+            found = _spans(whole.text, self.text(marked, whole.tools))
+            before, prompt = (self.text(whole.messages[:number], whole.tools, prompt=asked) for asked in (False, True))
         except TemplateError:  # a template may look at names
             return None
         opening = prompt.removeprefix(before)
         if not found or not 0 < len(opening) < len(prompt):
             return None
-        start = text.rfind(opening, 0, found[0][0]) + len(opening)
-        stop = self._next_turn_end(tokens, found[0][1])
-        is_own = start >= len(opening) and self._next_turn_end(tokens, start) == stop  # no turn ends between
+        start = whole.text.rfind(opening, 0, found[0][0]) + len(opening)
+        stop = self._next_turn_end(whole.tokens, found[0][1])
+        is_own = start >= len(opening) and self._next_turn_end(whole.tokens, start) == stop  # no turn ends between
         return (start, stop) if is_own and stop else None
 
     def _next_turn_end(self, tokens: Sequence[tuple[int, Span]], place: int) -> int | None:
         """Return the character behind the first end of a turn from a place on."""
         return next((span[1] for id, span in tokens if id in self.turn_ends and span[0] >= place), None)
 
-    def _around(self, text: str, messages: Sequence[dict[str, Any]], tools: Any, number: int) -> Span | None:
+    def _around(self, whole: Rendered, number: int) -> Span | None:
         """Return where a message's content stands, or what the template leaves of it; None if it changes all of it."""
-        content = messages[number]["content"]
+        content = whole.messages[number]["content"]
         for start, stop in (_whole(content), _words(content), *_answers(content, self.source)):
-            marked = list(messages)
+            marked = list(whole.messages)
             inner = content[:start] + BEGIN + content[start:stop] + END + content[stop:]
-            marked[number] = {**messages[number], "content": inner}
+            marked[number] = {**whole.messages[number], "content": inner}
             try:
-                found = _spans(text, self.text(marked, tools))
+                found = _spans(whole.text, self.text(marked, whole.tools))
             except TemplateError:  # a template may look at contents
                 continue
             if found:

@@ -21,7 +21,7 @@ from tracks.chatdata.augment import STYLES
 
 
 @pytest.fixture(autouse=True)
-def base(base: Path, tiny_world: Path):
+def base(base: Path, tiny_world: Path) -> Path:
     """The base folder, with a world: its choices are augmented too."""
     return plant_world(base, tiny_world)
 

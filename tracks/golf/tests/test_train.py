@@ -18,14 +18,14 @@ GOLF = ("--model=golf", "--qat=embed=int8-row,blocks=int5-row+clip-1", "--qat-sh
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
+def base(tmp_path_factory) -> Base:
     base = Base(tmp_path_factory.mktemp("golf"))
     base.run("straight", *GOLF, script="tracks.golf.train")
     return base
 
 
 @pytest.fixture(autouse=True)
-def base_dir(base, monkeypatch):
+def base_dir(base, monkeypatch) -> None:
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
 
 
@@ -61,7 +61,7 @@ def test_validation_with_fake_quantization_is_that_of_the_artifact(base) -> None
     assert abs(score["Quantization gap"]["value"]) > 1e-4  # rounding is seen
 
 
-def warm_up_with(count):
+def warm_up_with(count: int) -> None:
     """Let the steps before the clock be another number."""
     real = train.warm_up
     train.warm_up = lambda *given: real(*given[:-1], count)

@@ -7,6 +7,7 @@ from chat_files import chat, write_lines
 
 from bench.served import write_model
 from nanochat.paths import read_json, read_jsonl
+from nanochat.statistics import Metrics
 from tasks import TASKS
 from tasks.mixing import find_set
 from tracks.chatdata import teacher as module
@@ -17,19 +18,19 @@ from tracks.preferences.pairs import read_pairs
 
 
 @pytest.fixture(autouse=True)
-def prompts(base, monkeypatch, tmp_path):
+def prompts(base, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(module, "PROMPTS", tmp_path)
     (tmp_path / "judge.txt").write_text("{first}|{second}")
 
 
-def metrics_of(verdict):
+def metrics_of(verdict) -> Metrics:
     """Metrics for 30 rows with answers a!, a!! … and b0, b1 …"""
     rows = [{"prompt": "", "samples": [{"text": f"a{'!' * (i % 5)}"}, {"text": f"b{i}"}]} for i in range(30)]
     with teaching(lambda text: completion(f"My verdict:\n**Verdict:** {verdict(*text.split('|'))}")) as served:
         return judged_metrics(Teacher(served.settings()).map(judge, rows))
 
 
-def by_number(first: str, second: str):
+def by_number(first: str, second: str) -> str | int:
     """Each fifth row is a tie; of the others A wins each third."""
     [number] = [int(text[1:]) for text in (first, second) if text[0] == "b"]
     return "TIE" if number % 5 == 0 else 1 + ((first[0] == "a") == bool(number % 3))

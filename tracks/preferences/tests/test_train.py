@@ -24,7 +24,7 @@ SMALL = [
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(tmp_path_factory) -> FromParent:
     pairs = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
     rows = [{"prompt": f"Letter {i}?", "chosen": "fox " * (i % 3 + 1), "rejected": f"quick {i}"} for i in range(24)]
     write_lines(pairs, *rows)
