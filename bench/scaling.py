@@ -2,6 +2,7 @@
 
 python -m bench.scaling --kind=miniseries --tag=miniseries --prefix=miniseries-d
 python -m bench.scaling --kind=laws --tag=scaling --prefix=scaling-
+python -m bench.scaling --kind=miniseries --tag=two --runs=d8,d12
 
 At a fixed budget C the final loss is a parabola in log N, with the best size at the lowest point (Chinchilla's second
 approach, arXiv 2203.15556). Over budgets, the best N and the best token count grow as powers of C. N: parameters in
@@ -43,6 +44,7 @@ class Config(TagSettings):
         "miniseries", "miniseries: one run a depth; laws: sweeps of fixed FLOPs"
     )
     prefix: str = option("", "prefix of the runs' tags (default: all of base_train)")
+    runs: str = option("", "tags of the runs, separated by commas, in place of a prefix")
     json: JsonFile = option(
         "", "also write the rows, machine, date and commit as JSON; without a file, print that alone", in_card=False
     )
@@ -77,12 +79,14 @@ class Optimum:
 # ---- finished runs ----
 
 
-def read_runs(base: Path, prefix: str):
-    """Return the finished base runs with a tag prefix and a validation loss, by depth and FLOPs."""
+def read_runs(base: Path, prefix: str, tags: Sequence[str] = ()):
+    """Return the finished base runs with a tag prefix and a validation loss, by depth and FLOPs. tags: these alone."""
     from nanochat.scaling import scaled_size  # slow
 
     runs = []
     for outcome in read_outcomes(base):
+        if tags and outcome.tag not in tags:
+            continue
         metrics = outcome.metrics
         bpb = metrics.get("Final validation bpb")
         # A text if it was not measured; other stages have none.
@@ -171,9 +175,10 @@ def plot(title: str, x: str, groups: Mapping[str, Sequence[ScalingRun]]):
 def main(config: Config) -> None:
     findings = Findings("scaling", config.json)
     outcome = Outcome.begin("scaling", config.tag, config)
-    runs = read_runs(base_dir(), config.prefix)
+    runs = read_runs(base_dir(), config.prefix, config.runs.split(",") if config.runs else ())
     if not runs:
-        raise UserError(f"--prefix={config.prefix}: no such run has finished with a validation loss in {base_dir()}")
+        asked = f"--runs={config.runs}" if config.runs else f"--prefix={config.prefix}"
+        raise UserError(f"{asked}: no such run has finished with a validation loss in {base_dir()}")
     outcome.tables = [table_of("Runs", COLUMNS, [astuple(run) for run in runs])]
     if config.kind == "miniseries":
         outcome.tables.append(laws_table(runs, {"Bits per byte": "bpb"}))

@@ -23,6 +23,7 @@ from nanochat.errors import UserError
 from nanochat.extras import not_installed
 from nanochat.foreign import VALUES, hint_for
 from nanochat.log import print_line
+from nanochat.paths import fix_folders
 
 
 class Dataclass(Protocol):
@@ -297,6 +298,7 @@ def run_script(main: Callable[[Any], None]) -> None:
     Exit code 2: a setting that is not possible, an extra that is not installed. 1: a file or folder that fails, a loss
     that is not finite. 130: Ctrl-C.
     """
+    fix_folders()
     try:
         main(parse(get_type_hints(main)["config"]))
     except (ValueError, OSError, FloatingPointError, KeyboardInterrupt, ModuleNotFoundError) as error:

@@ -19,7 +19,7 @@ from nanochat.gpt import GPTConfig
 from nanochat.hardware import Accelerator, Figure, find_accelerator, fp8_gain
 from nanochat.log import duration, print0
 from nanochat.models import new_model
-from nanochat.outcome import read_outcomes
+from nanochat.outcome import readable_outcomes
 from nanochat.paths import base_dir
 from nanochat.runtime import VALIDATION_BYTES, compiling_pays, planned_hardware, planned_precision
 from nanochat.scaling import CPU_TOKENS, RunPlan, row_choices
@@ -286,9 +286,9 @@ def _rate(plan: RunPlan, config: TrainingSettings, accelerator: Accelerator, dty
     here = hardware()
     depth = plan.model.depth
     found = []
-    for run in read_outcomes(base_dir()):
-        # A run that was too short has no speed.
-        if run.stage != "base_train" or run.metrics["Tokens per second"] == "n/a":
+    for run in readable_outcomes(base_dir(), "base_train"):
+        # A run that was too short has no speed; the record of an earlier version may lack one.
+        if run.metrics.get("Tokens per second", "n/a") == "n/a":
             continue
         there = run.environment["Hardware"]
         device = re.sub(r"^\d+x ", "", there["GPUs"])  # "8x NVIDIA H200"

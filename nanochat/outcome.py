@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
@@ -55,6 +56,11 @@ class Outcome:
             versions=versions(),
             environment=environment() | {"Bloat": bloat()},
         )
+
+    @property
+    def ended(self) -> datetime:
+        """The end of the stage."""
+        return moment(self.timestamp)
 
     @property
     def folder(self) -> Path:
@@ -112,6 +118,11 @@ class Outcome:
             raise UserError(f"{path} is not a record of this version: move it away, or run the stage again") from None
 
 
+def moment(text: str) -> datetime:
+    """Return a moment of a record. Their texts do not sort: they may have unlike offsets from UTC."""
+    return datetime.fromisoformat(text).astimezone()  # of an early record without one: this machine's
+
+
 def _now() -> str:
     return datetime.now().astimezone().isoformat(timespec="milliseconds")  # with the UTC offset
 
@@ -119,3 +130,12 @@ def _now() -> str:
 def read_outcomes(base: Path, tag: str = "") -> list[Outcome]:
     """Return the record for each stage below `base`, of all tags or one."""
     return [Outcome.load(path) for path in sorted(base.glob(f"*/{tag or '*'}/outcome.json"))]
+
+
+def readable_outcomes(base: Path, stage: str) -> list[Outcome]:
+    """Return the records of a stage, of all tags, without those of other versions."""
+    found = []
+    for path in sorted(base.glob(f"{stage}/*/outcome.json")):
+        with suppress(UserError):
+            found.append(Outcome.load(path))
+    return found

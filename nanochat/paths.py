@@ -26,6 +26,14 @@ def base_dir() -> Path:
     return Path(os.environ.get("NANOCHAT_BASE_DIR") or "~/.cache/nanochat").expanduser()
 
 
+def fix_folders() -> None:
+    """Make the folders in variables absolute: commands that this process starts may run in another folder."""
+    for name in ("NANOCHAT_BASE_DIR", "NANOCHAT_HUB"):
+        folder = os.environ.get(name)
+        if folder:
+            os.environ[name] = str(Path(folder).expanduser().absolute())
+
+
 def world_dir(seed: int) -> Path:
     """Return the folder of the embedded world of this seed."""
     return base_dir() / ("world" if seed == 1 else f"world-{seed}")

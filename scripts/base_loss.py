@@ -18,6 +18,7 @@ class Config(CorpusSettings, DeviceSettings, CheckpointChoice, LogSettings):
     eval_bytes: Count = option(4_000_000, "bytes of text from each split", least=1)
     stride: Count = option(0, "also evaluate overlapping rows that start every N tokens (0: no)", off=0)
     device_batch_size: Count = option(8, "rows per batch on one device", least=1, in_card=False)
+    out_tag: str = option("", "name of the evaluation's folder (default: the run's)", in_card=False)
 
 
 def main(config: Config) -> None:
@@ -27,7 +28,7 @@ def main(config: Config) -> None:
     from nanochat.models import load_model
     from nanochat.runtime import setup
 
-    outcome = Outcome.begin("base_loss", config.evaluation_tag(), config)
+    outcome = Outcome.begin("base_loss", config.evaluation_tag(config.out_tag), config)
     with setup(config.device_type, config.dtype) as runtime:
         model, tokenizer, checkpoint = load_model("base_train", config.tag, config.step, runtime, config.exits)
         if config.data or config.num_shards:

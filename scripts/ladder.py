@@ -48,6 +48,7 @@ class Config(SeriesSettings):
     json: bool = option(False, "print the comparison as JSON alone", group="comparison", in_card=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if len(self.compare) not in (0, 2):
             raise UserError(f"--compare needs two ladders, the baseline first, not {len(self.compare)}")
         if self.compare and self.flags:
@@ -65,7 +66,7 @@ def steps(config: Config, data: str, depths: list[int], seeds: list[int]) -> Ite
     finished = []
     for seed in seeds:
         for depth in depths:
-            name = f"s{seed}-d{depth}"  # not -d…-s…: a miniseries of this tag would count it as its own
+            name = f"s{seed}-d{depth}"
             tag = f"{config.tag}-{name}"
             flags = [f"--depth={depth}", f"--seed={seed}", *words_of(config)]
             yield training_step(

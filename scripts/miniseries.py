@@ -40,14 +40,16 @@ def steps(config: Config, data: str) -> Iterator[Step]:
     """Yield the steps of the series."""
     yield tokenizer_step(config, data)
     launch = launch_on_all_gpus()
+    tags = []
     for depth in config.depths.split(","):
         tag = f"{config.tag}-d{depth}"
+        tags.append(tag)
         flags = [f"--depth={depth}", *words_of(config)]
         yield training_step(
             f"d{depth}", "scripts.base_train", flags, tag, tokenizer_tag=config.tag, data=data, launch=launch
         )
-    prefix = f"--prefix={config.tag}-d"
-    yield Step("comparison", ["bench.scaling", "--kind=miniseries", f"--tag={config.tag}", prefix])
+    runs = f"--runs={','.join(tags)}"
+    yield Step("comparison", ["bench.scaling", "--kind=miniseries", f"--tag={config.tag}", runs])
     yield report_step(config.tag, config.out)
 
 

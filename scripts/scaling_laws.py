@@ -55,20 +55,17 @@ def steps(config: Config, data: str) -> Iterator[Step]:
     """Yield the steps of the series."""
     yield tokenizer_step(config, data)
     launch = launch_on_all_gpus()
+    tags = []
     for flops, depths in parse_sweeps(config.sweeps).items():
         for depth in depths:
             name = f"{flops}-d{depth}"
+            tags.append(f"{config.tag}-{name}")
             flags = [f"--depth={depth}", f"--target-flops={flops}", *words_of(config)]
             yield training_step(
-                name,
-                "scripts.base_train",
-                flags,
-                f"{config.tag}-{name}",
-                tokenizer_tag=config.tag,
-                data=data,
-                launch=launch,
+                name, "scripts.base_train", flags, tags[-1], tokenizer_tag=config.tag, data=data, launch=launch
             )
-    yield Step("comparison", ["bench.scaling", "--kind=laws", f"--tag={config.tag}", f"--prefix={config.tag}-"])
+    runs = f"--runs={','.join(tags)}"
+    yield Step("comparison", ["bench.scaling", "--kind=laws", f"--tag={config.tag}", runs])
     yield report_step(config.tag, config.out)
 
 

@@ -13,6 +13,7 @@ from nanochat.cost import Cost, Work, estimate, memory
 from nanochat.hardware import Accelerator, find_accelerator, parse_hardware
 from nanochat.log import duration
 from nanochat.outcome import Outcome
+from nanochat.paths import base_dir, write_json
 from nanochat.scaling import RunPlan, plan_run
 from nanochat.timing import Part, core_pause, text_pause
 from nanochat.tokenizer import Tokenizer
@@ -136,6 +137,8 @@ def test_the_speed_is_that_of_the_run_nearest_in_depth_on_such_hardware() -> Non
     leave_a_run("d25", 25, "8x NVIDIA H100 80GB HBM3", "n/a")
     leave_a_run("d24", 24, "8x NVIDIA H100 80GB HBM3", 5e6, fp8=True)
     leave_a_run("d4", 4, "1x NVIDIA H100 80GB HBM3", 9e6)
+    for stage in ("base_train", "chat_sft"):  # records of other versions
+        write_json(base_dir() / stage / "old/outcome.json", {"version": 99})
     found, _ = estimate(plan_of(), D24, 8, H100)
     assert (found.source, found.rate) == ("measured: run d8", 375e12)
     assert "(measured: run d24)" in last_line(H100, fp8=True)

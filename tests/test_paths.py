@@ -22,6 +22,18 @@ def test_base_dir_is_read_when_asked(monkeypatch, tmp_path) -> None:
             paths.stage_dir("tok_train", tag)
 
 
+def test_folders_in_variables_hold_in_every_folder(monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, folder in (("NANOCHAT_BASE_DIR", "out"), ("NANOCHAT_HUB", "~/hub")):
+        monkeypatch.setenv(name, folder)
+    paths.fix_folders()
+    assert os.environ["NANOCHAT_BASE_DIR"] == str(tmp_path / "out")
+    assert os.environ["NANOCHAT_HUB"] == str(Path.home() / "hub")
+    monkeypatch.delenv("NANOCHAT_HUB")
+    paths.fix_folders()
+    assert "NANOCHAT_HUB" not in os.environ
+
+
 def test_a_file_that_does_not_fit_is_named_with_its_bytes(tmp_path) -> None:
     """Not with its characters. A limit of this process stands for a full disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -82,6 +82,8 @@ def test_finished_runs_are_read(tmp_path) -> None:
     assert runs[0] == ScalingRun("mine-d2", 2, 70, 840, 12.0, 4e5, -1.0, 1.5, 0.1)
     assert [run.tag for run in runs] == ["mine-d2", "mine-d4"]
     assert by_budget(runs) == {}
+    # A series names its runs: one of another recipe may have the same prefix.
+    assert [run.tag for run in read_runs(tmp_path, "", ["mine-d2", "other-d2"])] == ["mine-d2", "other-d2"]
     # An embedding that is the head as well.
     write_run(tmp_path, "tied-d2", **{"Number of parameters, head": 0, "Number of parameters, embed": 30})
     [tied] = read_runs(tmp_path, "tied-d")

@@ -99,6 +99,8 @@ def evaluate_task(
     path: file for the records. engine: writes the answers, by default one for this task alone.
     """
     problems = _prepare_problems(task, model.config.max_seq_len, tokenizer, settings, label)
+    if not problems:
+        raise UserError(f"{label}: this split of the task has no problems, leave it out of --tasks")
     if task.kind == "categorical":
         answers = _choose_letters(problems, model, tokenizer, runtime)
     else:
@@ -136,9 +138,16 @@ def sample_answers(tasks: Mapping[str, Task], scores: Mapping[str, ChatScore]) -
             question = " / ".join(map(text_of, messages))
             answer = record["completions"][0]
             # Characters that fit into the report card.
-            texts = [shorten(text, 300) for text in (question, CALL.sub(r"[\1=\2]", answer["text"]))]
+            texts = [shortened(text) for text in (question, CALL.sub(r"[\1=\2]", answer["text"]))]
             rows.append([name, *texts, "yes" if answer["right"] else "no"])
     return rows[:3]
+
+
+def shortened(text: str, most: int = 300) -> str:
+    """Return the words of a text on one line, up to so many characters; a long text without blanks is cut anywhere."""
+    line = " ".join(text.split())
+    words = shorten(line, most)
+    return words if len(line) <= most or len(words) > most // 2 else line[:most]
 
 
 def mean_scores(scores: dict[str, ChatScore]) -> dict[str, Estimate]:

@@ -41,6 +41,7 @@ class Limits:
 
 
 LIMITS = Limits()
+MODULE = "answer"  # name of the module with a function from a model: a block for `__main__` does not run
 UNSEEN = contained.POLL_SECONDS  # of a process that nobody waits for: the most that it can use without being counted
 
 
@@ -124,7 +125,8 @@ def judge(case: Case, limits: Limits = LIMITS, unsafe: bool = False) -> Verdict:
     answer_reads, judge_writes = os.pipe()
     judge_reads, answer_writes = os.pipe()
     data = Path(plain_data.__file__).read_text(encoding="utf-8")
-    calls = f"READS, WRITES, NAME, DATA = {answer_reads}, {answer_writes}, {case.name!r}, {data!r}\n{ANSWER}"
+    named = f"READS, WRITES, MODULE, NAME = {answer_reads}, {answer_writes}, {MODULE!r}, {case.name!r}"
+    calls = f"{named}\nDATA = {data!r}\n{ANSWER}"
     candidate = f"READS, WRITES, NOT_PLAIN, DATA = {judge_reads}, {judge_writes}, {NOT_PLAIN}, {data!r}\n{JUDGE}"
     program = f"{candidate}\n{case.helpers}\n{case.name} = candidate\n{case.tests}\n"
     with (
@@ -133,7 +135,9 @@ def judge(case: Case, limits: Limits = LIMITS, unsafe: bool = False) -> Verdict:
     ):
         verdict = tests()
     if verdict.forgeable:
-        return replace(run_program(f"{case.answer}\n\n{case.tests}\n", limits, unsafe), forgeable=True)
+        launcher = LAUNCHER.replace('"__main__"', repr(MODULE))
+        with _start(f"{case.answer}\n\n{case.tests}\n", launcher, limits, unsafe) as both:
+            return replace(both(), forgeable=True)
     return verdict
 
 
@@ -274,15 +278,20 @@ def run() -> None:
     print(f"\\n{word}", flush=True)
 run()
 """
-# Calls the answer's function for the judge: a call and a reply are a line each.
+# Calls the answer's function for the judge: a call and a reply are a line each. It is imported, as the tests would.
 ANSWER = """
 def serve() -> None:
-    import runpy
+    import sys
+    import types
     input()  # the word: the answer finds an empty input
     data = {"__name__": "plain_data"}
     exec(DATA, data)
     calls, results = open(READS, "rb"), open(WRITES, "wb")
-    function = runpy.run_path("program.py", run_name="__main__")[NAME]
+    module = sys.modules[MODULE] = types.ModuleType(MODULE)
+    module.__file__ = "program.py"
+    with open("program.py", "rb") as file:
+        exec(compile(file.read(), "program.py", "exec"), module.__dict__)
+    function = module.__dict__[NAME]
     while line := calls.readline():
         args, options = data["loads"](line)
         try:

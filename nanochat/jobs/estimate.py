@@ -9,14 +9,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from nanochat.environment import ROOT
 from nanochat.errors import UserError
 from nanochat.hardware import fp8_gain
 from nanochat.jobs.plan import TRAINING, Setting, gpus_of, planned_nodes, skipped_lines
-from nanochat.jobs.runner import Job, Step, saved_record
+from nanochat.jobs.runner import Job, Step, input_hashes, reason_to_repeat, saved_record
 from nanochat.jobs.scales import CPU_SCALES, Flags, flag_words, read_flags, time_factor
 from nanochat.log import duration, table_of, terminal_table
 from nanochat.paths import base_dir, stage_dir
@@ -188,8 +188,30 @@ def base_run(flags: Flags, setting: Setting) -> BaseRun:
 # ---- seconds ----
 
 
-def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> StepEstimate:
-    """Return the estimate for a step."""
+def finished_steps(job: Job, setting: Setting) -> set[str]:
+    """Return the names of steps that take no time any more: their results are here, and are those of the plan.
+
+    Downloads run each time, and find their files.
+    """
+    finished: set[str] = set()
+    if setting.request.fresh or setting.request.on:
+        return finished
+    repeated = set()  # stages that will be made again
+    for step in job.steps:
+        record = saved_record(job.record(step))
+        is_here = step.outcome.exists() if step.output else step.name.startswith("download")
+        is_current = record.get("finished") and is_here and step.parent not in repeated
+        if is_current and not reason_to_repeat(record, step, input_hashes(step)):
+            finished.add(step.name)
+        elif step.output and not step.skip:
+            repeated.add(step.output)
+    return finished
+
+
+def estimate_step(
+    job: Job, step: Step, setting: Setting, base: BaseRun, finished: Collection[str] = ()
+) -> StepEstimate:
+    """Return the estimate for a step. finished: names of the steps that will be skipped."""
     kind = setting.name if setting.name in CPU_SCALES else "gpu"
     work = WORK[kind].get(step.name, Work())
     flags = read_flags(step.command[1:])
@@ -197,10 +219,8 @@ def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> Step
     tokens = work.tokens * 1e6 * (factor if "--num-iterations" in flags else 1)
     if step.name == "base_train":
         tokens = base.tokens
-    record = saved_record(job.record(step))
-    # A step with other flags will be repeated, so the old time does not count.
-    if record.get("finished") and record["command"] == step.command:
-        return StepEstimate(record["seconds"], tokens, FINISHED)
+    if step.name in finished:
+        return StepEstimate(saved_record(job.record(step))["seconds"], tokens, FINISHED)
     if "--target-seconds" in flags:
         clock = float(flags["--target-seconds"])
         if step.name == "base_train":
@@ -267,10 +287,11 @@ def job_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
     rows = []
     coming = []  # time still to come, in seconds: finished steps are skipped
     spent = []  # lines about the time of stages
+    finished = finished_steps(job, setting)
     for step in job.steps:
         if step.skip:
             continue
-        estimate = estimate_step(job, step, setting, base)
+        estimate = estimate_step(job, step, setting, base, finished)
         tokens = f"{estimate.tokens / 1e6:,.1f} M" if estimate.tokens else None
         time = duration(estimate.seconds) if estimate.seconds else None
         basis = estimate.basis.partition(":")[0]  # its reason follows the table

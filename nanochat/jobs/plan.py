@@ -209,9 +209,11 @@ def choose_setting(request: PlanSettings) -> Setting:
             f"this machine has an NVIDIA GPU that cannot be used: {obstacle}. "
             "Install a newer driver, or train on the CPU with --scale=embedded"
         )
+    kept = ""  # of a text that was chosen before: one that has come meanwhile repeats nothing
     if data == "auto":
-        data = "world" if scale.world else found or "climbmix"
-        if not (scale.world or found or has_network(request.on)):
+        kept = earlier.get("data", "") if earlier.get("scale") == name else ""
+        data = "world" if scale.world else kept or found or "climbmix"
+        if not (scale.world or kept or found or has_network(request.on)):
             raise UserError(
                 f"--scale={name} needs real text, and this machine has none: name a folder with --data=FOLDER"
             )
@@ -359,8 +361,13 @@ def make_job(
         # The same words without --fresh, which would start again.
         resume=shlex.join(["bash", str(ROOT / "speedrun.sh"), *words]),
         closing=skipped_lines(steps) + talk_lines(steps, request.tag),
-        settings={"scale": setting.name, "depth": setting.depth},
+        settings={"scale": setting.name, "depth": setting.depth, "data": chosen_text(setting)},
     )
+
+
+def chosen_text(setting: Setting) -> str:
+    """Return the real text that a run with --data=auto has found, and keeps; empty if the command names its text."""
+    return "" if setting.world or setting.request.data != "auto" else setting.data
 
 
 def wants_bundle(setting: Setting) -> bool:

@@ -30,10 +30,12 @@ from nanochat.jobs.hashes import file_hashes
 from nanochat.log import Record, duration, print0, print_raw
 from nanochat.outcome import Outcome
 from nanochat.paths import base_dir, hold_folder, read_json, stage_dir, take_lock, text_sha256, write_json, write_text
+from nanochat.stages import MODELS, STAGES
 
 POLL_SECONDS = 0.05  # between two looks at a running command and its log
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone"]  # as words of Step.launch
 PROGRESS = "download: "  # how lines begin that a quiet step shows too (hub.fetch prints them)
+EVALUATIONS = [stage.name for stage in STAGES if stage.parent and stage.name not in MODELS.values()]
 TAIL = 10  # lines of the log to show when a quiet step fails
 
 
@@ -62,6 +64,11 @@ class Step:
     @property
     def outcome(self) -> Path:
         return base_dir() / self.output / "outcome.json"
+
+    @property
+    def is_evaluation(self) -> bool:
+        """True if the step measures a model, and trains none."""
+        return self.output.partition("/")[0] in EVALUATIONS
 
 
 Chain = Sequence[Step]  # steps that follow one another
@@ -161,6 +168,21 @@ def difference(record: Record, step: Step, inputs: dict[str, str]) -> str:
     return f"{', '.join(changed)} changed" if changed else ""
 
 
+def reason_to_repeat(record: Record, step: Step, inputs: dict[str, str]) -> str:
+    """Return why a step's result is not what its command would give now, as text; empty if it is, or without a record.
+
+    Evaluations are also run by hand, with other flags and the same tag.
+    """
+    if not record:
+        return ""
+    reason = difference(record, step, inputs)
+    if not reason and "config" in record and step.outcome.exists():
+        config = Outcome.load(step.outcome).config
+        others = [name for name, value in record["config"].items() if config.get(name) != value]
+        reason = f"its result is of a command with another --{others[0].replace('_', '-')}" if others else ""
+    return reason
+
+
 # ---- running steps ----
 
 
@@ -172,20 +194,24 @@ def run_step(
     lock: descriptor for the job's lock, inherited by the command. stop: signals received so far. script: the process
     that runs the steps one by one; the step ends with this process; 0: none. variables: more of the environment.
     """
-    if step.skip:
-        print0(f"== {step.name}: left out, {step.skip}")
-        return 0
     path = job.record(step)
     record = saved_record(path)
     inputs = input_hashes(step)
-    reason = difference(record, step, inputs) if record else ""
+    reason = reason_to_repeat(record, step, inputs)
+    if step.skip:
+        print0(f"== {step.name}: left out, {step.skip}")
+        if reason:  # the card would show a result of another model beside those of this one
+            archive(job, step)
+        return 0
     if reason:
         print0(f"\n== {step.name}: repeated, {reason}")
         archive(job, step)
         record = {}
-    if record.get("finished") and step.outcome.exists():
+    if has_finished(job, step):
         print0(f"== {step.name}: already finished")
         return 0
+    if record.get("finished"):  # its result was deleted, or it has none: nothing is resumed
+        record = {}
     if is_left_out(job, step):
         print0(f"== {step.name}: left out, {step.skip_without_files}")
         return 0
@@ -219,6 +245,8 @@ def run_step(
     # For the report card: the stage itself counted the last attempt alone.
     if step.output and record:
         write_json(step.outcome, read_json(step.outcome) | {"seconds": entry["seconds"]})
+    if step.is_evaluation:
+        entry["config"] = Outcome.load(step.outcome).config
     write_json(path, entry | {"finished": True})
     print0(f"== {step.name}: done in {duration(entry['seconds'])}")
     return 0

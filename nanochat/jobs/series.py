@@ -32,6 +32,11 @@ class SeriesSettings(TextSettings, TagSettings):
     flags: str = option("", "flags for the training runs, in quotes; unknown flags are passed on as well", rest=True)
     out: str = option("", "file for the report card (default: TAG.md in the current folder)", in_card=False)
 
+    def __post_init__(self) -> None:
+        # Before hours of training: the card is the last step.
+        if self.out and Path(self.out).suffix != ".md":
+            raise UserError(f"--out={self.out} is not a Markdown file, name it like {Path(self.out).stem}.md")
+
 
 def run_series(kind: str, tag: str, steps: Iterator[Step]) -> None:
     """Run the steps of a series; ends the process with a step's exit status if it fails."""
@@ -92,7 +97,7 @@ def training_step(
 
 def report_step(tag: str, out: str) -> Step:
     """Return the step that writes the report card, each time. out: its file, TAG.md by default."""
-    path = Path.cwd() / (out or f"{tag}.md")
+    path = Path.cwd() / Path(out or f"{tag}.md").expanduser()
     return Step("report", ["nanochat.report", f"--tag={tag}", f"--out={path}"])
 
 

@@ -51,8 +51,13 @@ def read_record(path: Path) -> Card:
     """Return a run's record, from the run's folder or from a report.json."""
     if path.is_dir():
         return json_record(read_card(path))
-    record = read_json(path)
-    if record.get("format") != FORMAT:
+    if path.suffix == ".md":
+        raise UserError(f"{path} is the card for readers, name {path.with_suffix('.json').name} beside it")
+    try:
+        record = read_json(path)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise UserError(f"{path} is not a report.json of this version, name the folder of the run")
     return record
 

@@ -16,9 +16,9 @@ from urllib.parse import quote
 
 from nanochat.errors import UserError
 from nanochat.hardware import parse_hardware
-from nanochat.log import Record, duration, format_value, markdown_table, table_of
+from nanochat.log import Record, duration, escape_markup, format_value, markdown_table, table_of
 from nanochat.metrics import read_preflight
-from nanochat.outcome import Outcome, read_outcomes
+from nanochat.outcome import Outcome, moment, read_outcomes
 from nanochat.paths import read_json
 from nanochat.report.compare import decisions
 from nanochat.stages import STAGES, TITLES
@@ -64,7 +64,7 @@ def read_card(base: Path, tag: str = "") -> Card:
         raise UserError(f"no stage has left an outcome below {base}, run one first or set another NANOCHAT_BASE_DIR")
     # Unknown stages come last. A stable sort: tags of one stage keep their order.
     outcomes.sort(key=lambda outcome: [*TITLES, outcome.stage].index(outcome.stage))
-    newest = max(outcomes, key=attrgetter("timestamp"))
+    newest = max(outcomes, key=attrgetter("ended"))
     environment = {
         name: {label: format_value(value) for label, value in facts.items()}
         for name, facts in newest.environment.items()
@@ -135,7 +135,7 @@ def _headlines(outcomes: Sequence[Outcome]) -> dict[str, Facts]:
     table = {}
     for stage in STAGES:
         # Newer outcomes overwrite older ones.
-        for outcome in sorted(outcomes, key=attrgetter("timestamp")):
+        for outcome in sorted(outcomes, key=attrgetter("ended")):
             for metric, value in outcome.metrics.items():
                 # "ChatCORE (5 of 6 tasks)" has its own row.
                 if outcome.stage == stage.name and metric.partition(" (")[0] in stage.headline:
@@ -155,11 +155,12 @@ def markdown(card: Card, pictures: str) -> str:
         date = f", {checkout['Date']}" if checkout.get("Date") else ""
         parts.append(f"Code: commit {checkout['Commit']}{date}")
     if card["text"]:
-        parts.append(f"Learned from: {card['text']}")
-    parts += [f"Command: {card['command']}", "## Environment"]
+        parts.append(f"Learned from: {escape_markup(card['text'])}")
+    parts += [f"Command: {escape_markup(card['command'])}", "## Environment"]
     for name, facts in card["environment"].items():
         parts.append(f"### {name}\n{_listing(facts)}")
-    parts += [f"Run started: {_moment(min(stage['started'] for stage in card['stages']))}", "---"]
+    started = min((stage["started"] for stage in card["stages"]), key=moment)
+    parts += [f"Run started: {_moment(started)}", "---"]
     for stage, share in zip(card["stages"], card["summary"]["shares"], strict=True):
         parts.append(f"## {share['title']}\ntimestamp: {_moment(stage['timestamp'])}")
         # Only fields marked for the card; the JSON file has the others. A metric wins over a setting's name.
@@ -220,4 +221,4 @@ def summary(card: Card) -> str:
 
 
 def _listing(facts: Facts) -> str:
-    return "\n".join(f"- {label}: {format_value(value)}" for label, value in facts.items())
+    return "\n".join(f"- {label}: {format_value(escape_markup(value))}" for label, value in facts.items())

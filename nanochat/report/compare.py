@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from nanochat.errors import UserError
 from nanochat.ladder import STAGE as LADDER
 from nanochat.ladder import compare_ladders, ladder_of_record
 from nanochat.log import Record, format_value, table_of, terminal_table
-from nanochat.outcome import Outcome
+from nanochat.outcome import Outcome, moment
 from nanochat.paths import read_jsonl, read_sha256, text_sha256
 from nanochat.stages import TITLES
 from nanochat.statistics import mean_estimate, sign_test
@@ -87,13 +88,16 @@ def decisions(base: Path, outcomes: Iterable[Outcome]) -> list[Record]:
 # ---- side by side ----
 
 
+def end_of(stage: Record) -> datetime:
+    """Return the end of a stage."""
+    return moment(stage["timestamp"])
+
+
 def compare(runs: Sequence[Record], names: Sequence[str]) -> str:
     """Return the comparison of two runs, A and B, as text for a terminal, stage by stage."""
     lines = [f"A: {names[0]}", f"B: {names[1]}"]
     # Stage -> newest record: a newer one replaces an older one.
-    first, second = (
-        {stage["stage"]: stage for stage in sorted(run["stages"], key=lambda stage: stage["timestamp"])} for run in runs
-    )
+    first, second = ({stage["stage"]: stage for stage in sorted(run["stages"], key=end_of)} for run in runs)
     for name in filter(second.__contains__, first):
         title = TITLES.get(name, name)
         stages: list[Record] = [first[name], second[name]]

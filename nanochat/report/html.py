@@ -6,8 +6,9 @@ from urllib.parse import quote
 
 from markdown_it import MarkdownIt
 
-from nanochat.log import Record, duration, markdown_table
+from nanochat.log import Record, duration, escape_markup, markdown_table
 from nanochat.report.card import Card, markdown, plots
+from nanochat.report.compare import end_of
 from nanochat.report.plots import STYLE, Bar, draw_bars, draw_plot
 from nanochat.stages import CORE, SHOWN
 
@@ -55,7 +56,7 @@ SCORES = "scores.svg"  # a picture that only the page has
 def html_page(card: Card) -> str:
     """Return the card as a page, which contains the pictures: first what matters most, then the card in Markdown."""
     # Only these parts of Markdown: other texts appear as they are.
-    renderer = MarkdownIt("zero").enable(["heading", "list", "table", "hr", "image"])
+    renderer = MarkdownIt("zero").enable(["heading", "list", "table", "hr", "image", "escape"])
     pictures = {name: draw_plot(plot) for name, plot in plots(card["stages"]).items()}
     pictures[SCORES] = draw_bars("Scores, with standard errors", scores(card))
     drawings = {quote(f"{FOLDER}/{name}"): drawing for name, drawing in pictures.items()}
@@ -68,14 +69,14 @@ def html_page(card: Card) -> str:
 
 def opening(card: Card) -> list[str]:
     """Return paragraphs of Markdown: what was trained on what, its loss and its scores, and three answers."""
-    stages = sorted(card["stages"], key=lambda stage: stage["timestamp"])  # several tags: the newest model counts
+    stages = sorted(card["stages"], key=end_of)  # several tags: the newest model counts
     trained = [stage for stage in stages if stage["stage"] == "base_train"]
     sentences = []
     if trained and "Number of parameters" in trained[-1]["metrics"]:
         sentences.append(f"A model with {trained[-1]['metrics']['Number of parameters']:,} parameters.")
     if card["text"]:
         tokens = f", {trained[-1]['metrics']['Tokens seen']:,} tokens of pretraining" if trained else ""
-        sentences.append(f"It learned from: {card['text']}{tokens}.")
+        sentences.append(f"It learned from: {escape_markup(card['text'])}{tokens}.")
     found = card["summary"]
     machine = card["environment"]["Hardware"]
     place = machine.get("GPUs", "none")

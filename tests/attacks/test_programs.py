@@ -57,8 +57,8 @@ def test_no_verdict_is_forged_and_right_answers_pass() -> None:
     fails = "try: f(1)\nexcept ZeroDivisionError: pass\nelse: assert False"
     assert judge(Case("def f(n):\n    return n / 0", "f", fails), QUICK).passed
     # Tests with other values say that they are forgeable.
-    case = Case("def f(g):\n    return g(2)", "f", "assert f(lambda x: x + 1) == 3")
-    assert judge(case, QUICK) == Verdict(True, "", forgeable=True)
+    called = Case("def f(g):\n    return g(2)", "f", "assert f(lambda x: x + 1) == 3")
+    assert judge(called, QUICK) == Verdict(True, "", forgeable=True)
     # A result that is given back is plain, whatever the answer says: its own process never judges.
     case = Case(
         "class E(int):\n    __reduce_ex__ = 0\ndef double(x): return E(2 * x)",
@@ -71,6 +71,11 @@ def test_no_verdict_is_forged_and_right_answers_pass() -> None:
     assert not judge(Case("def f(x): raise StopIteration", "f", looped), QUICK).passed
     pairs = "for ours, right in zip(map(f, [1, 2]), [2, 4]): assert ours == right"
     assert not judge(Case("def f(x): raise StopIteration", "f", pairs), QUICK).passed
+    # What an answer would do as a program of its own, like asking for input, it does not do here.
+    main = "\nif __name__ == '__main__':\n    raise SystemExit(f(int(input())))"
+    assert judge(Case(f"def f(n):\n    return n + 1\n{main}", "f", "assert f(1) == 2"), QUICK).passed
+    whole = Case(f"from __future__ import annotations\ndef f(g):\n    return g(2)\n{main}", "f", called.tests)
+    assert judge(whole, QUICK) == Verdict(True, "", forgeable=True)
     # A program may end with the judge's exit status for values that are not plain.
     assert not run_program("raise SystemExit(3)", QUICK).forgeable
     assert not judge(replace(case, answer="def f(g):\n    return 2"), QUICK).passed

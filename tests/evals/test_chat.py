@@ -16,6 +16,7 @@ from models import CONFIGS, limit_memory, model_for
 
 from nanochat.chat import render_prompt
 from nanochat.engine import Engine, Event, samples_of
+from nanochat.errors import UserError
 from nanochat.evals import chat
 from nanochat.evals.chat import ChatScore, common_tasks, evaluate_task, mean_scores, pass_probability
 from nanochat.paths import read_jsonl
@@ -80,6 +81,13 @@ def test_pass_at_k_is_counted_over_all_draws_and_chat_core_by_hand() -> None:
     assert mean_scores({"KMMLU": scores["KMMLU"]}) == {}
 
 
+def test_an_answer_without_blanks_is_shown() -> None:
+    assert chat.shortened("a  b\nc") == "a b c"
+    assert chat.shortened("word " * 100, most=20) == "word word word [...]"
+    for text in ("가" * 400, f"So: {'가' * 400}"):
+        assert chat.shortened(text, most=300) == text[:300]
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_batch_picks_what_each_prompt_picks_alone(name) -> None:
     check_letters(name)
@@ -110,6 +118,9 @@ def test_a_task_of_letters(hub, monkeypatch) -> None:
     assert 0 < sum(verdicts) < len(verdicts) == 40
     assert score.pass_at == {1: mean_estimate(verdicts)}
     assert score.baseline == 0.25
+    monkeypatch.setattr(type(task), "__len__", lambda _: 0)  # as of a split that no word of a small text falls into
+    with pytest.raises(UserError, match=r"^chat: this split of the task has no problems, leave it out of --tasks$"):
+        evaluate_task(task, model, tokenizer, one_process(), options)
 
 
 def test_batches_of_letters_have_a_limit_of_tokens(monkeypatch) -> None:

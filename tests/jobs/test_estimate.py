@@ -3,9 +3,10 @@
 import re
 
 import pytest
+from outcomes import leave
 
 from nanochat.config import parse
-from nanochat.jobs.estimate import WORK, BaseRun, base_run, dollars, estimate_step
+from nanochat.jobs.estimate import WORK, BaseRun, base_run, dollars, estimate_step, finished_steps
 from nanochat.jobs.plan import PLANNED_STAGES, STEPS, choose_setting, make_job, stage_flags
 from nanochat.jobs.scales import CPU_SCALES
 from nanochat.paths import write_json
@@ -28,7 +29,10 @@ def estimator(base, monkeypatch):
         setting = choose_setting(config)
         tasks = {name: TASKS[name].files() for name in READ}
         job = make_job(setting, stage_flags(setting), BASE.tokens, tasks, NEEDS)
-        estimates = {step.name: estimate_step(job, step, setting, BASE) for step in job.steps if not step.skip}
+        finished = finished_steps(job, setting)
+        estimates = {
+            step.name: estimate_step(job, step, setting, BASE, finished) for step in job.steps if not step.skip
+        }
         return estimates, job, setting
 
     return make
@@ -50,10 +54,6 @@ def test_estimates_follow_from_tokens_and_cost_and_name_their_basis(estimator, b
     assert dollars(3600, setting) == "24.00"
     assert dollars(1800, estimator(on="8xH100@98")[2]) == "49.00"
     assert dollars(3600, estimator(on="6xH100@98")[2]) == "98.00"  # two are idle and paid for
-    record = {"command": job.step("tok_train").command, "finished": True, "seconds": 7}
-    write_json(job.folder / "tok_train.json", record)
-    estimate = estimator(on="8xH100")[0]["tok_train"]
-    assert (estimate.seconds, estimate.basis) == (7, "finished")
     assert estimator(on="8xH100", seconds=60.0)[0]["base_train"].basis == "as asked"
     whole = estimator(scale="embedded", on="H100")[0]["chat_rl"]
     assert whole.basis == "measured on 2 cores"
@@ -70,6 +70,28 @@ def test_estimates_follow_from_tokens_and_cost_and_name_their_basis(estimator, b
             *(["mid_train", "chat_sft"] if kind == "cpu" else []),
         }
         assert steps <= {*STEPS, "preflight"}
+
+
+def test_what_will_run_again_is_not_finished(estimator, base) -> None:
+    flags = {"scale": "embedded", "data": "world", "seconds": 60.0}
+    _, job, _ = estimator(**flags)
+    for step in job.steps:
+        write_json(job.record(step), {"command": step.command, "inputs": {}, "finished": True, "seconds": 7})
+        if step.output:
+            leave(base, *step.output.split("/"))
+
+    def finished(**changed) -> list[str]:
+        estimates, _, _ = estimator(**flags | changed)
+        return [name for name, found in estimates.items() if found.basis == "finished"]
+
+    stages = [step.name for step in job.steps if step.output]
+    assert finished() == stages  # the report is written each time
+    assert estimator(**flags)[0]["tok_train"].seconds == 7
+    assert finished(depth=2) == ["tok_train", "tok_eval"]  # all others follow from the base model
+    assert finished(fresh=True) == finished(on="H100") == []
+    (base / "chat_sft/default/outcome.json").unlink()
+    after = ("chat_sft", "chat_eval_sft", "chat_rl", "chat_eval_rl")
+    assert finished() == [name for name in stages if name not in after]
 
 
 def test_the_plan_for_eight_gpus_as_printed(here) -> None:

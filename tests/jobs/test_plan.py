@@ -46,7 +46,7 @@ def test_a_job_keeps_the_scale_that_it_started_with_and_a_fresh_start_archives_r
     saved = base / "speedrun/default/plan.json"
     saved.write_text(json.dumps({"settings": {"scale": "cpu", "depth": 4}}))
     job, text = planned(data="world")
-    assert job.settings == {"scale": "cpu", "depth": 4}
+    assert job.settings == {"scale": "cpu", "depth": 4, "data": ""}
     assert "as this run started" in text
     assert planned(data="world")[0].settings["scale"] == "cpu"
     (base / "base_train/default").mkdir(parents=True)
@@ -55,6 +55,15 @@ def test_a_job_keeps_the_scale_that_it_started_with_and_a_fresh_start_archives_r
     assert f"earlier results of base_train are in {job.folder}/archive/base_train-" in text
     assert not (base / "base_train/default").exists()
     assert planned(scale="embedded")[0].settings["scale"] == "embedded"
+
+
+def test_a_job_keeps_the_text_that_it_has_found(planned, base, monkeypatch) -> None:
+    monkeypatch.setattr(plan, "text_here", lambda: "mixed-text")
+    assert planned(scale="cpu")[0].step("tok_train").data == "mixed-text"
+    monkeypatch.setattr(plan, "text_here", lambda: "climbmix")  # it has come meanwhile
+    assert planned(scale="cpu")[0].step("tok_train").data == "mixed-text"
+    assert planned(scale="cpu", fresh=True)[0].step("tok_train").data == "climbmix"
+    assert planned(scale="embedded")[0].step("tok_train").data == "world"
 
 
 def test_eight_gpus_are_planned_alike_in_a_fresh_home_and_after_a_demo(planned, base) -> None:

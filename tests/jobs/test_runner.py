@@ -13,7 +13,7 @@ import pytest
 
 from nanochat.jobs import runner
 from nanochat.jobs.runner import Job, Step
-from nanochat.paths import hold_folder, read_json, take_lock, write_text
+from nanochat.paths import hold_folder, read_json, take_lock, write_json, write_text
 
 # A stage in one file: prints, counts how often it ran, fails if asked, and leaves an outcome.
 STAGE = """
@@ -31,8 +31,8 @@ home = base_dir() / stage / tag
 home.mkdir(parents=True, exist_ok=True)
 (home / "made").write_text(" ".join(flags))
 moment = "2026-11-20T12:00:00+00:00"
-outcome = Outcome(stage=stage, tag=tag, started=moment, timestamp=moment, command="", config={}, card=[], versions={},
-    environment={})
+outcome = Outcome(stage=stage, tag=tag, started=moment, timestamp=moment, command="", config={"eval_bytes": 1},
+    card=[], versions={}, environment={})
 outcome.add_artifact(home / "made")
 outcome.write()
 """
@@ -194,6 +194,50 @@ def test_a_step_runs_again_after_a_killed_attempt_and_earlier_attempts_count(job
     run_all(own)
     assert ran(capsys.readouterr().out) == ["tok"]
     assert read_json(record)["seconds"] == read_json(outcome)["seconds"] > 100
+
+
+def test_a_step_whose_result_was_deleted_starts_from_nothing(job, base) -> None:
+    own = job(tok=("", ""))
+    run_all(own)
+    record, outcome = own.folder / "tok.json", base / "tok/t/outcome.json"
+    record.write_text(json.dumps(read_json(record) | {"seconds": 7200.0}))
+    outcome.unlink()
+    run_all(own)
+    assert read_json(record)["seconds"] < 7200
+
+
+def test_a_step_that_is_left_out_takes_the_result_of_another_model_out_of_the_card(job, base, capsys) -> None:
+    stages = {"base_train": ("", "--depth=1"), "chat_sft": ("base_train", "")}
+    run_all(job(**stages))
+    changed = {"base_train": ("", "--depth=2"), "chat_sft": ("base_train", "")}
+    for flags in (stages, changed):
+        own = job(**flags)
+        own.steps[1] = replace(own.steps[1], skip="after --until=base_train")
+        capsys.readouterr()
+        assert run_all(own) == 0
+        text = capsys.readouterr().out
+        assert "== chat_sft: left out, after --until=base_train\n" in text
+        is_stale = flags is changed
+        assert ("earlier results of chat_sft are in" in text) == is_stale
+        assert (base / "chat_sft/t/outcome.json").exists() != is_stale
+    assert run_all(job(**changed)) == 0
+    assert (base / "chat_sft/t/outcome.json").exists()
+
+
+def test_an_evaluation_by_hand_with_other_flags_does_not_count_for_the_job(job, base, capsys) -> None:
+    own = job(base_train=("", ""), base_loss=("base_train", ""))
+    run_all(own)
+    outcome = base / "base_loss/t/outcome.json"
+    first = read_json(outcome)
+    write_json(outcome, first | {"timestamp": "2026-11-21T12:00:00+00:00"})  # the same command
+    capsys.readouterr()
+    run_all(own)
+    assert capsys.readouterr().out.count("already finished") == 2
+    write_json(outcome, first | {"config": {"eval_bytes": 2}})
+    run_all(own)
+    text = capsys.readouterr().out
+    assert "== base_loss: repeated, its result is of a command with another --eval-bytes\n" in text
+    assert read_json(outcome)["config"] == first["config"]
 
 
 def test_reasons_to_repeat_a_step_and_the_hash_of_a_text(text_folder) -> None:

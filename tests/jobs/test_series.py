@@ -67,6 +67,13 @@ def test_flags_of_other_commands_are_gathered() -> None:
         refuse_own(words_of(config), {"--depth": "--depths"})
 
 
+def test_the_name_of_the_card_is_checked_before_anything_runs(monkeypatch, tmp_path) -> None:
+    with pytest.raises(ValueError, match=r"^--out=card.html is not a Markdown file, name it like card.md$"):
+        parse(Config, ["--out=card.html"])
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert f"--out={tmp_path}/card.md" in report_step("a", "~/card.md").command
+
+
 def test_flags_may_have_underscores() -> None:
     config = parse(Config, ["--target_flops=1e9", "--flags=--dry_run --note=a_b --depth 4_0"])
     assert words_of(config) == ["--dry-run", "--note=a_b", "--depth", "4_0", "--target-flops=1e9"]

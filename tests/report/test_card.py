@@ -1,13 +1,17 @@
 """The card as data: values as text, the order of stages, headline metrics, damage, what time and money went where."""
 
+import html
 import json
+import re
 
 import pytest
+from markdown_it import MarkdownIt
 from outcomes import leave, sections
 
 from nanochat.log import format_value
 from nanochat.paths import write_json
 from nanochat.report.card import hourly_rate, markdown, read_card
+from nanochat.report.html import html_page
 
 
 def render(base):
@@ -74,6 +78,19 @@ timestamp: 2025-10-24 01:20:23
     )
 
 
+def test_what_a_model_writes_is_text_and_no_markup(tmp_path) -> None:
+    """As CommonMark renders it: no picture is asked for, and signs of sums stay."""
+    said = "<img src=https://a.b/p.png> ![x](https://a.b/q.png) 2*3*4 `code` a\\*b [link](https://a.b)"
+    table = {"title": "Answers", "columns": [["Answer", ""]], "rows": [[said]]}
+    leave(tmp_path, "tok_eval", card=["text"], config={"text": said}, tables=[table])
+    page = MarkdownIt("commonmark").enable("table").render(render(tmp_path))
+    assert not re.search("<(img|em|code|a) ", page)
+    shown = html.unescape(re.sub("<[^>]*>", "", page))
+    assert shown.count(said) == 2
+    assert said not in html_page(read_card(tmp_path))
+    assert html.unescape(html_page(read_card(tmp_path))).count(said) == 2
+
+
 def test_what_says_nothing_is_counted(tmp_path) -> None:
     config = {"depth": 3, "clip": 0.0, "sugar": False}
     leave(tmp_path, "bake", config=config, card=[*config], off=["clip", "sugar"], metrics={"size": 3, "MFU %": "n/a"})
@@ -93,6 +110,13 @@ def test_the_summary_of_headline_metrics(tmp_path) -> None:
     assert "| Metric | BASE | MID | SFT | RL |".split() in lines
     assert "| CORE metric | 0.0155 ± 0.0020 | - | - | - |".split() in lines
     assert "| GSM8K | - | 0.0023 | - | - |".split() in lines
+
+
+def test_the_newest_is_the_last_to_end_wherever_its_clock_stands(tmp_path) -> None:
+    """14:00 in UTC, and an hour later, of which the text would sort first."""
+    leave(tmp_path, "base_eval", "old", metrics={"CORE metric": 0.1}, timestamp="2025-10-24T23:00:00.000+09:00")
+    leave(tmp_path, "base_eval", "new", metrics={"CORE metric": 0.2}, timestamp="2025-10-24T15:00:00.000+00:00")
+    assert read_card(tmp_path)["summary"]["metrics"]["CORE metric"]["BASE"] == 0.2
 
 
 def test_shares_of_time_and_money(tmp_path) -> None:

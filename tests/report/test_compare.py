@@ -99,3 +99,9 @@ def test_the_command_takes_folders_and_records(tmp_path, here, monkeypatch) -> N
     (tmp_path / "other.json").write_text('{"format": 0}')
     refused = here("nanochat.report", "--compare", str(a), f"{tmp_path}/other.json", code=2)
     assert "other.json is not a report.json of this version" in refused.stderr
+    refused = here("nanochat.report", "--compare", str(a), f"{tmp_path}/b.md", code=2)
+    assert refused.stderr == f"error: {tmp_path}/b.md is the card for readers, name b.json beside it\n"
+    for text in ("[]", "words"):
+        (tmp_path / "other.json").write_text(text)
+        refused = here("nanochat.report", "--compare", str(a), f"{tmp_path}/other.json", code=2)
+        assert "other.json is not a report.json of this version" in refused.stderr

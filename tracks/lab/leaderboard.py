@@ -288,7 +288,7 @@ def main(config: Config) -> None:
     evaluations = []
     unfit = {model for model, one in broken.items() if any(is_asked_for(name, patterns) for name in one.evaluations)}
     judged = set()  # models with an evaluation that counts
-    for one in sorted(read_outcomes(base_dir()), key=lambda one: one.timestamp):
+    for one in sorted(read_outcomes(base_dir()), key=lambda one: one.ended):
         if is_asked_for(f"{one.stage}/{one.tag}", patterns):
             model, *_ = model_of(one).split()  # as it is rounded or not
             if model in broken and broken[model].covers(one):
