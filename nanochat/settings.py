@@ -105,7 +105,7 @@ class AnswerSettings(SamplingSettings):
 
     num_samples: Count = option(1, "samples per problem, for pass@k", least=1)
     repeats: Count = option(
-        1, "repeat the evaluation k times with seeds seed..seed+k-1, to report avg@k", least=1, off=1
+        1, "repeat the evaluation k times with other random numbers, to report avg@k", least=1, off=1
     )
     max_problems: Count = option(0, "problems per task (0: all)", group="tasks", off=0)
 

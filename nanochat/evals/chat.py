@@ -13,6 +13,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -244,6 +245,11 @@ def last_logits(model: GPT, prompts: list[list[int]]) -> Tensor:
 # ---- written answers ----
 
 
+def problem_seed(seed: int, problem: int) -> int:
+    """Return the seed of a problem's samples, whatever runs beside it; no sample of another seed draws the same."""
+    return int(np.random.SeedSequence((seed, problem)).generate_state(1, np.uint64)[0])
+
+
 def _write_answers(
     problems: list[Problem], engine: Engine, tokenizer: Tokenizer, runtime: Runtime, settings: AnswerSettings
 ) -> Answers:
@@ -256,8 +262,7 @@ def _write_answers(
             temperature=settings.temperature,
             top_k=settings.top_k,
             top_p=settings.top_p,
-            # Each problem has its own seed, whatever runs beside it.
-            seed=(settings.seed << 32) + problem.record["problem"],
+            seed=problem_seed(settings.seed, problem.record["problem"]),
             n=settings.num_samples * settings.repeats,
         )
         for problem in own

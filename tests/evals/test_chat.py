@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from bundles import one_process
 from forks import Forked
@@ -198,6 +199,16 @@ def test_repeats_are_runs_with_samples_of_their_own(hub) -> None:
     letters = evaluate_task(TASKS["MMLU"](), model, tokenizer, one_process(), replace(options, repeats=3))
     assert {len(record["completions"]) for record in letters.records} == {1}
     assert math.isnan(letters.repeat_error)
+
+
+def test_samples_of_unlike_seeds_draw_unlike_numbers() -> None:
+    drawn = {
+        (seed, problem, sample): np.random.default_rng([chat.problem_seed(seed, problem), sample]).random()
+        for seed in range(5)
+        for problem in range(5)
+        for sample in range(5)
+    }
+    assert len(set(drawn.values())) == len(drawn)
 
 
 def ask_as_rank(out: Path) -> None:
