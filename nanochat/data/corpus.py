@@ -24,7 +24,7 @@ from nanochat.data.documents import TEXT, convert_folder, open_parquet, read_row
 from nanochat.data.hub import HubFile
 from nanochat.errors import UserError
 from nanochat.log import Record, print0
-from nanochat.paths import read_json, stage_dir, text_sha256, tokenizer_file, world_dir
+from nanochat.paths import base_dir, read_json, stage_dir, text_sha256, tokenizer_file, world_dir
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -105,9 +105,18 @@ class Shard:
     size: int
 
     def read_row_group(self, group: int) -> "pa.Array":
-        """Return the documents in one row group."""
+        """Return the documents in one row group; UserError for text that no tokenizer takes."""
+        import pyarrow as pa
+
         with open_parquet(self.path) as parquet:
-            return read_row_group(parquet, group)
+            texts = read_row_group(parquet, group)
+        try:
+            texts.validate(full=True)  # Arrow does not look whether strings are UTF-8 when it reads them
+        except pa.ArrowInvalid as error:
+            raise UserError(f"{self.path}: row group {group}: {error}") from None
+        if texts.null_count:
+            raise UserError(f"{self.path}: row group {group}: a document is null, drop such rows")
+        return texts
 
 
 def open_shards(paths: Sequence[Path]) -> tuple[Shard, ...]:
@@ -269,6 +278,10 @@ def source_files(source: str, num_shards: int = 0, refused: str = "") -> list[Pa
         return text_files(world_folder(seed) / "text", (".parquet",))
     files = text_files(_folder(source))  # none if there is no such folder
     if not files:
+        if _folder(source).resolve() == base_dir().resolve():
+            raise UserError(
+                f"--data={source} is the base folder, where this program writes: put the text into a folder of its own"
+            )
         names = ", ".join((*CORPORA, "world"))
         raise hub.HubError(
             f"--data={source} is not a folder with .parquet, .jsonl, .txt or .md files; corpora with a name are {names}"
