@@ -187,7 +187,8 @@ def main(config: Config) -> None:
     outcome.metrics = {
         "Scale": config.scale,
         "Data": trained["data"],
-        "Shards": checkpoint.manifest["num_shards"],
+        # Of a mix, a number for each part, that of the default: the text of validation is the same.
+        "Shards": shards if isinstance(shards := checkpoint.manifest["num_shards"], int) else 0,
         "Steps": loop["step"],
         "Tokens": loop["tokens"],
         "Tokenizer": tokenizer.content_hash[:12],
