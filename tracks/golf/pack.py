@@ -179,7 +179,7 @@ def main(config: Config) -> None:
             raise UserError(f"{clocks}, over the limit of {scale.seconds:g} s")
         # No longer on the clock.
         path = new.replace(new.with_suffix(""))
-        corpus = corpus_of(checkpoint.manifest)
+        corpus = corpus_of(checkpoint.manifest, name=config.tag)
         text = read_text(corpus.batches("val"), tokenizer, config.eval_bytes or scale.eval_bytes)
         before = text_bpb(model, text, model.config.max_seq_len, ROWS, runtime).value
 
