@@ -227,18 +227,26 @@ class TextLoader(Loader[Corpus]):
 
     @property
     def epochs(self) -> dict[str, float]:
-        """Passes over each source so far, by name, measured on the lanes of this rank."""
+        """Passes over each source so far, by name, measured on the lanes of this rank.
+
+        The second source of one name, like a folder text in another place, is text-2.
+        """
         units = [0.0] * len(self._deals)
         for (lane, source), chunk in self._chunks.items():
             taken = self._mix.rows_before(lane, (self._row - lane - 1) // self.lanes + 1)[source]
             units[source] += chunk.unit
             if chunk.rows:
                 units[source] += chunk.units * (taken - chunk.row) / chunk.rows
-        # Units of an epoch are dealt to all lanes, and this rank has 1 / world_size of them.
-        return {
-            source.name: self.world_size * units[number] / self._deals[number].units
-            for number, source in enumerate(self.data.sources)
-        }
+        passes: dict[str, float] = {}
+        for number, source in enumerate(self.data.sources):
+            name = source.name
+            copies = 1
+            while name in passes:
+                copies += 1
+                name = f"{source.name}-{copies}"
+            # Units of an epoch are dealt to all lanes, and this rank has 1 / world_size of them.
+            passes[name] = self.world_size * units[number] / self._deals[number].units
+        return passes
 
     def state_dict(self) -> Record:
         """Return the position as small JSON, only for the lanes of this rank: see `merge`."""
@@ -264,11 +272,28 @@ class TextLoader(Loader[Corpus]):
 Text = TypeVar("Text", bound=TextLoader)
 
 
-def corpus_of(manifest: Record) -> Corpus:
-    """Return the text that a base model learned from, of as many shards."""
+def corpus_of(manifest: Record, num_shards: int = 0, name: str = "the model") -> Corpus:
+    """Return the text that a base model learned from; UserError if what --data named is another text now.
+
+    num_shards: 0 for as many as then; with another number the held-out text is the same. name: the model's, for errors.
+    """
     if "num_shards" not in manifest:
         raise UserError("the model was imported, and nobody knows its text: name one with --data")
-    return open_corpus(manifest["config"]["data"], manifest["num_shards"])
+    data = manifest["config"]["data"]
+    corpus = open_corpus(data, num_shards or manifest["num_shards"])
+    learned, found = (
+        [file["sha256"] for file in files if not num_shards or file["split"] == "val"]
+        for files in (manifest["data"], corpus.manifest())
+    )
+    if found != learned:
+        before = " and ".join(dict.fromkeys(file["source"] for file in manifest["data"]))
+        before = f"{before}, {manifest['source']['setting']['data']:.12}"
+        now = f"{corpus.name}, {corpus.describe()['fingerprint']:.12}"
+        raise UserError(
+            f"the text has changed since {name} was trained: put it back, or name a text with --data (it learned from"
+            f" {before}, and --data={data} is {now} now)"
+        )
+    return corpus
 
 
 def open_text(trainer: OpenRun[PretrainSettings]) -> TextLoader:

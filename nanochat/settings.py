@@ -25,6 +25,7 @@ def given(setting: Setting | None) -> Setting:
 
 CHAT_TEMPERATURE = 0.6  # of a model that has no setting for it
 LEAST_VOCABULARY = 265  # 256 bytes and 9 special tokens
+BEYOND_VOCABULARY = (1 << 21) + 1  # rustbpe has no larger ones
 
 # ---- groups for any script ----
 # `may_change=True`: a run may resume with another value. `in_card=False`: the report card leaves the flag out.

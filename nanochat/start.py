@@ -14,7 +14,7 @@ import torch
 
 from nanochat.checkpoint import Checkpoint, learned_from
 from nanochat.config import flag_of
-from nanochat.data.corpus import default_shards, shards_for
+from nanochat.data.corpus import Shards, default_shards, shards_for
 from nanochat.errors import UserError
 from nanochat.gpt import GPTConfig
 from nanochat.log import Record, print0
@@ -87,7 +87,7 @@ class Start(Generic[Config]):
     # ---- for manifests ----
     parent: Parent | None  # None: the model is new
     tokenizer_record: Mapping[str, str]  # its tag and hash
-    num_shards: int | None  # of a data set on the hub, 0 for all; None: the run reads no text
+    num_shards: Shards | None  # 0: the default; None: the run reads no text
     # [stage, name] of what the models before learned from; None: there are none.
     learned: Sequence[Sequence[str]] | None
     suggestions: Mapping[str, Sequence[str]]  # of the model before, see `chat.suggestions`; a new model has none

@@ -140,10 +140,23 @@ class Tokenizer:
         except ValueError:
             record = {}  # damaged
         # Tokenizers of other programs are JSON files too.
-        if record.get("format") in registry.TOKENIZERS.modules:
-            return registry.load(registry.TOKENIZERS, record["format"])(record)
-        if record.get("format") != FORMAT:
+        kind = str(record.get("format")) if isinstance(record, dict) else ""
+        if kind != FORMAT and kind not in registry.TOKENIZERS.modules:
             raise UserError(f"{path} is not a tokenizer file with format {FORMAT}; use scripts.tok_train")
+        make = cls._of if kind == FORMAT else registry.load(registry.TOKENIZERS, kind)
+        try:
+            tokenizer = make(record)
+            if record.get("content_hash", tokenizer.content_hash) != tokenizer.content_hash:
+                raise ValueError("its content_hash is of another content")
+        except UserError:
+            raise
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            again = "train it again with scripts.tok_train" if kind == FORMAT else "bring the model in again"
+            raise UserError(f"{path} is damaged ({error}): {again}") from None
+        return tokenizer
+
+    @classmethod
+    def _of(cls, record: Record) -> Tokenizer:
         # JSON keeps the order, but the ids decide.
         special = record["special_tokens"]
         return cls(rustbpe.Tokenizer(record["merges"], sorted(special, key=special.get), record["pattern"]))

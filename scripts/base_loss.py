@@ -31,10 +31,10 @@ def main(config: Config) -> None:
     outcome = Outcome.begin("base_loss", config.evaluation_tag(config.out_tag), config)
     with setup(config.device_type, config.dtype) as runtime:
         model, tokenizer, checkpoint = load_model("base_train", config.tag, config.step, runtime, config.exits)
-        if config.data or config.num_shards:
-            corpus = open_corpus(config.data or checkpoint.manifest["config"]["data"], config.num_shards)
+        if config.data:
+            corpus = open_corpus(config.data, config.num_shards)
         else:
-            corpus = corpus_of(checkpoint.manifest)
+            corpus = corpus_of(checkpoint.manifest, config.num_shards, config.tag)
         samples = write_samples(model, tokenizer) if runtime.rank == 0 else []
         texts = {split: read_text(corpus.batches(split), tokenizer, config.eval_bytes) for split in ("train", "val")}
 

@@ -10,17 +10,21 @@ from nanochat.log import print0
 from nanochat.metrics import text_label
 from nanochat.outcome import Outcome
 from nanochat.paths import tokenizer_file
-from nanochat.settings import LEAST_VOCABULARY, TokenizerSettings
+from nanochat.settings import BEYOND_VOCABULARY, LEAST_VOCABULARY, TokenizerSettings
+
+BEYOND_RUST = 1 << 63  # the trainer counts in 64 bits, one of them for the sign
 
 
 @options("data")
 class Config(TokenizerSettings):
     """Train the tokenizer on your own text or on a named corpus."""
 
-    max_chars: Count = option(2_000_000_000, "characters to read in total", least=1)
-    doc_cap: Count = option(10_000, "characters to read of each document", least=1)
-    vocab_size: Count = option(65_536, "bytes, merges and special tokens together", least=LEAST_VOCABULARY)
-    threads: Count = option(0, "threads (0: all cores)", in_card=False)
+    max_chars: Count = option(2_000_000_000, "characters to read in total", least=1, below=BEYOND_RUST)
+    doc_cap: Count = option(10_000, "characters to read of each document", least=1, below=BEYOND_RUST)
+    vocab_size: Count = option(
+        65_536, "bytes, merges and special tokens together", least=LEAST_VOCABULARY, below=BEYOND_VOCABULARY
+    )
+    threads: Count = option(0, "threads (0: all cores)", below=BEYOND_RUST, in_card=False)
 
 
 def main(config: Config) -> None:

@@ -20,6 +20,7 @@ class BadHub(LocalServer):
         self.cuts: list[int] = []  # bytes after which the next downloads break off
         self.etag = ""  # in place of the content's hash
         self.gated = False  # every file needs a token
+        self.hangs_up = False  # when it is asked for a listing
         self.retries: list[str] = []  # waiting times that the next answers ask for
         super().__init__(Answers)
 
@@ -46,6 +47,9 @@ class Answers(Handler):
         content = self.server.files.get(path)
         if tree := re.match(r"/api/(?:datasets|models)/some/set/tree/([^/?]+)", self.path):
             self.server.listed.append(tree[1])
+            if self.server.hangs_up:
+                self.close_connection = True
+                return
             listed = [{"type": "file", "path": name, "size": 1, "oid": "0"} for name in self.server.files]
             content = json.dumps(listed).encode()
         start = int(self.headers.get("Range", "bytes=0-")[6:-1])

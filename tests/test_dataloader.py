@@ -126,6 +126,12 @@ def test_passes_are_the_tokens_of_a_source_that_were_seen(corpus, tokenizer, ran
     close(loaders)
 
 
+def test_sources_of_one_name_have_passes_of_their_own(corpus, tokenizer) -> None:
+    sources = [replace(source, name="letters") for source in corpus.sources]
+    with loader_of(Corpus((*sources, replace(sources[0], name="letters-2"))), tokenizer) as loader:
+        assert list(loader.epochs) == ["letters", "letters-2", "letters-2-2"]
+
+
 def test_a_state_is_the_position_of_the_consumer_and_small(corpus, tokenizer, stream) -> None:
     loader = loader_of(corpus, tokenizer)
     rows_of([loader], 3)

@@ -7,7 +7,9 @@ from corpora import SAMPLES
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanochat.paths import read_json
+from nanochat.errors import UserError
+from nanochat.log import Record
+from nanochat.paths import read_json, write_json
 from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 
@@ -56,3 +58,40 @@ def test_a_saved_tokenizer_is_the_same_and_says_it_all(tokenizer, artifact, tmp_
     (tmp_path / "other.json").write_text('{"version": "1.0"}')
     with pytest.raises(ValueError, match="is not a tokenizer file"):
         Tokenizer.load(tmp_path / "other.json")
+
+
+def without_bos(record: Record) -> None:
+    del record["special_tokens"]["<|bos|>"]
+
+
+def swap_merges(record: Record) -> None:
+    record["merges"][:2] = record["merges"][1::-1]
+
+
+DAMAGE = [
+    (lambda record: record.pop("merges"), "'merges'"),
+    (lambda record: record.update(special_tokens=5), "'int' object"),
+    (lambda record: record["merges"].append([9999, 1]), "merge"),
+    (without_bos, "'<|bos|>'"),
+    (swap_merges, "its content_hash is of another content"),
+]
+
+
+@pytest.mark.parametrize(("harm", "reason"), DAMAGE)
+def test_a_damaged_file_is_refused_in_a_sentence(harm, reason, artifact) -> None:
+    record = read_json(artifact)
+    harm(record)
+    write_json(artifact, record)
+    with pytest.raises(UserError, match=r"tokenizer\.json is damaged \(.*\): train it again") as refused:
+        Tokenizer.load(artifact)
+    assert reason in str(refused.value)
+
+
+def test_a_file_that_is_no_object_is_refused_and_one_without_a_hash_is_read(artifact, tokenizer) -> None:
+    record = read_json(artifact)
+    del record["content_hash"]
+    write_json(artifact, record)
+    assert Tokenizer.load(artifact).content_hash == tokenizer.content_hash
+    write_json(artifact, [])
+    with pytest.raises(UserError, match="is not a tokenizer file"):
+        Tokenizer.load(artifact)

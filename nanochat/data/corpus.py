@@ -11,7 +11,7 @@
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
@@ -24,7 +24,7 @@ from nanochat.data.documents import TEXT, convert_folder, open_parquet, read_row
 from nanochat.data.hub import HubFile
 from nanochat.errors import UserError
 from nanochat.log import Record, print0
-from nanochat.paths import read_json, stage_dir, text_sha256, tokenizer_file, world_dir
+from nanochat.paths import base_dir, read_json, stage_dir, text_sha256, tokenizer_file, world_dir
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -86,6 +86,7 @@ CORPORA = {
 WORLD = re.compile(r"world(?:-(\d+))?")  # name of an embedded world, with its seed if that is not 1
 AUTO = ("climbmix", "mixed-text")
 BYTES_PER_TOKEN = 5  # upper estimate, to choose the number of shards
+Shards = int | Mapping[str, int]  # training shards: of each data set on the hub, or by its name; 0 for the default
 
 
 # ---- a corpus ----
@@ -105,9 +106,18 @@ class Shard:
     size: int
 
     def read_row_group(self, group: int) -> "pa.Array":
-        """Return the documents in one row group."""
+        """Return the documents in one row group; UserError for text that no tokenizer takes."""
+        import pyarrow as pa
+
         with open_parquet(self.path) as parquet:
-            return read_row_group(parquet, group)
+            texts = read_row_group(parquet, group)
+        try:
+            texts.validate(full=True)  # Arrow does not look whether strings are UTF-8 when it reads them
+        except pa.ArrowInvalid as error:
+            raise UserError(f"{self.path}: row group {group}: {error}") from None
+        if texts.null_count:
+            raise UserError(f"{self.path}: row group {group}: a document is null, drop such rows")
+        return texts
 
 
 def open_shards(paths: Sequence[Path]) -> tuple[Shard, ...]:
@@ -212,17 +222,15 @@ class Corpus:
                 yield from ((source, split, shard) for shard in own)
 
 
-def open_corpus(data: str, num_shards: int = 0) -> Corpus:
-    """Return the corpus for `--data`; downloads or converts missing files, and opens all shards.
-
-    num_shards: training shards for each data set on the hub, 0 for the default.
-    """
+def open_corpus(data: str, num_shards: Shards = 0) -> Corpus:
+    """Return the corpus for `--data`; downloads or converts missing files, and opens all shards."""
     parts = parse_data(data)
     if data == "auto":
         print0(f"data: {parts[0][0]} is what --data=auto finds")
     sources = []
     for source, share in parts:
-        shards = open_shards(shard_files(source, num_shards))
+        count = num_shards if isinstance(num_shards, int) else num_shards.get(source, 0)
+        shards = open_shards(shard_files(source, count))
         # The last shard is always for validation.
         splits = {"train": shards[:-1], "val": shards[-1:]}
         sources.append(Source(source_name(source), share, splits, world_seed(source)))
@@ -269,6 +277,10 @@ def source_files(source: str, num_shards: int = 0, refused: str = "") -> list[Pa
         return text_files(world_folder(seed) / "text", (".parquet",))
     files = text_files(_folder(source))  # none if there is no such folder
     if not files:
+        if _folder(source).resolve() == base_dir().resolve():
+            raise UserError(
+                f"--data={source} is the base folder, where this program writes: put the text into a folder of its own"
+            )
         names = ", ".join((*CORPORA, "world"))
         raise hub.HubError(
             f"--data={source} is not a folder with .parquet, .jsonl, .txt or .md files; corpora with a name are {names}"
@@ -284,20 +296,21 @@ def shard_files(source: str, num_shards: int = 0) -> list[Path]:
     return sorted(convert_folder(source_name(source), _folder(source), files).glob("*.parquet"))
 
 
-def shards_for(data: str, tokens: float) -> int:
+def shards_for(data: str, tokens: float) -> Shards:
     """Return how many shards have text for `tokens` training tokens; 0 if `--data` names no data set on the hub.
 
-    The first shard in each data set gives the shard size, and is downloaded if missing.
+    A mix of several data sets has a number for each, by its share. The first shard in each data set gives the shard
+    size, and is downloaded if missing.
     """
-    most = 0
+    counts: dict[str, int] = {}
     for source, share in parse_data(data):
         if source in CORPORA and tokens:
             named = CORPORA[source]
             # All shards of a data set have about the same size.
             [shard] = open_shards(hub.fetch(named.files(1)[:1]))
             wanted = math.ceil(BYTES_PER_TOKEN * tokens * share / shard.size)
-            most = max(most, min(named.count, wanted))
-    return most
+            counts[source] = max(counts.get(source, 0), min(named.count, wanted))
+    return counts if len(counts) > 1 else max(counts.values(), default=0)
 
 
 def default_shards(data: str) -> list[str]:

@@ -6,10 +6,11 @@ Damage is an error with file and line.
 
 import contextlib
 import hashlib
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, AnyStr
+from typing import TYPE_CHECKING, Any, AnyStr, NoReturn
 
 from filelock import FileLock
 
@@ -24,15 +25,38 @@ if TYPE_CHECKING:
 
 TEXT = "text"  # column in parquet, key in JSON
 DOCUMENT_CHARS = 8192  # at least, for a document cut from a text file
+READ_ROWS = 1024  # of a parquet file, read together
 
 
 # ---- files ----
 
 
 def text_files(folder: Path, kinds: Sequence[str] = (".parquet", ".jsonl", ".txt", ".md")) -> list[Path]:
-    """Return the files with these suffixes below a folder, in the same order on every machine."""
-    files = [file for file in folder.rglob("*") if file.suffix.lower() in kinds and file.is_file()]
+    """Return the files with these suffixes below a folder, in the same order on every machine.
+
+    Links are followed, and each folder is read once. Hidden folders below are left out, and the base folder, where this
+    program writes. A folder that cannot be read is an OSError; one that does not exist has no files.
+    """
+    files: list[Path] = []
+    seen = {base_dir().resolve()}
+    waiting = [folder] if folder.is_dir() else []
+    while waiting:  # links wait, so that a folder is read under its own name if it has one here
+        for place, names, found in os.walk(waiting.pop(0), onerror=_raise):
+            here = Path(place)
+            real = here.resolve()
+            if real in seen:
+                names.clear()
+                continue
+            seen.add(real)
+            names[:] = sorted(name for name in names if not name.startswith("."))  # those that os.walk enters
+            waiting += [here / name for name in names if (here / name).is_symlink()]
+            paths = (here / name for name in found)
+            files += [file for file in paths if file.suffix.lower() in kinds and file.is_file()]
     return sorted(files, key=lambda file: file.relative_to(folder).as_posix())
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
 
 
 def documents(file: Path) -> Iterator[str]:
@@ -70,10 +94,14 @@ def _text_of(record: Any) -> str:
 
 def _read_parquet(file: Path) -> Iterator[str]:
     with open_parquet(file) as parquet:
-        for group in range(parquet.num_row_groups):
-            # One value at a time: a row group may hold much more text than fits into memory twice.
-            for text in read_row_group(parquet, group):
-                yield text.as_py() or ""  # a null is a blank document
+        # A row group may hold more text than fits into memory, or into one array of strings.
+        batches = parquet.iter_batches(READ_ROWS, columns=[TEXT])
+        for row, value in enumerate((value for batch in batches for value in batch.column(0)), 1):
+            try:
+                text = value.as_py()
+            except UnicodeDecodeError as error:
+                raise UserError(f"{file}: row {row}: {error}") from None
+            yield text or ""  # a null is a blank document
 
 
 READERS: dict[str, Callable[[Path], Iterator[str]]] = {
@@ -105,7 +133,11 @@ def read_row_group(parquet: "pq.ParquetFile", group: int) -> "pa.Array":
     """Return the text column for one row group, maybe with nulls."""
     import pyarrow as pa
 
-    return pa.concat_arrays(parquet.read_row_group(group, columns=[TEXT]).column(0).chunks)
+    column = parquet.read_row_group(group, columns=[TEXT]).column(0)
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    # More than the 2 GB that an array of type string can hold.
+    return pa.concat_arrays(column.cast(pa.large_string()).chunks)
 
 
 # ---- convert ----

@@ -74,10 +74,13 @@ def fetch(files: Sequence[HubFile], refused: str = "") -> list[Path]:
     failures: dict[str, list[str]] = {}  # reason -> files
     if not all(reasons.values()):
         _distrust_answers()
-    with ThreadPoolExecutor(PARALLEL_DOWNLOADS) as pool:
+    pool = ThreadPoolExecutor(PARALLEL_DOWNLOADS)
+    try:
         # All are tried: a file downloaded now is in the cache when the command is run again.
         downloads = {file: pool.submit(_download, file, reason) for file, reason in reasons.items()}
         _show_progress(list(downloads.values()))
+    finally:
+        pool.shutdown(cancel_futures=True)  # Ctrl-C waits for those that have begun
     for file, download in downloads.items():
         try:
             places[file] = download.result()
@@ -137,8 +140,10 @@ def repo_files(
                 names = HfApi().list_repo_files(repo, repo_type=kind, revision=revision)
         except errors.LocalEntryNotFoundError:
             raise HubError(f"the {SPOKEN[kind]} {repo} is not on this machine; {reason}") from None
-        except (errors.HfHubHTTPError, errors.HFValidationError) as error:
-            raise HubError(f"the {SPOKEN[kind]} {repo}: {str(error).partition(chr(10))[0]}") from None
+        # Of the library, from httpx or the system, as in `fetch`.
+        except Exception as error:
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise HubError(f"the {SPOKEN[kind]} {repo}: {reason}") from None
     return [HubFile(name, repo, revision, kind) for name in sorted(names) if name.endswith(tuple(suffixes))]
 
 

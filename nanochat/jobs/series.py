@@ -21,14 +21,14 @@ from nanochat.jobs.plan import find_hardware, usable_gpus
 from nanochat.jobs.runner import TORCHRUN, Job, Step, run_step
 from nanochat.outcome import Outcome
 from nanochat.paths import hold_folder, newest_manifest, stage_dir
-from nanochat.settings import LEAST_VOCABULARY, TagSettings, TextSettings
+from nanochat.settings import BEYOND_VOCABULARY, LEAST_VOCABULARY, TagSettings, TextSettings
 
 
 @options("series")
 class SeriesSettings(TextSettings, TagSettings):
     """Several runs with one tokenizer."""
 
-    vocab_size: Count = option(65536, "size of the vocabulary", least=LEAST_VOCABULARY)
+    vocab_size: Count = option(65536, "size of the vocabulary", least=LEAST_VOCABULARY, below=BEYOND_VOCABULARY)
     flags: str = option("", "flags for the training runs, in quotes; unknown flags are passed on as well", rest=True)
     out: str = option("", "file for the report card (default: TAG.md in the current folder)", in_card=False)
 

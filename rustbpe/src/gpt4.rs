@@ -68,9 +68,12 @@ impl HandSplitter {
     }
 
     /// The same code, compiled for processors whose arithmetic on bit masks is cheaper.
+    ///
+    /// # Safety
+    /// The processor has AVX2, BMI1 and BMI2. (A safe function with features needs Rust 1.86.)
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,bmi1,bmi2")]
-    fn fill_avx2(&self, text: &[u8], start: usize, ends: &mut [u32]) -> usize {
+    unsafe fn fill_avx2(&self, text: &[u8], start: usize, ends: &mut [u32]) -> usize {
         self.fill_anywhere(text, start, ends)
     }
 

@@ -233,7 +233,9 @@ pub fn learn_merges(
         merger.merge(left, right);
         learned.push((left, right));
     }
-    progress(learned.len());
+    if !progress(learned.len()) {
+        return Err(Error::Interrupted);
+    }
     Ok(learned)
 }
 
@@ -443,8 +445,14 @@ mod tests {
 
     #[test]
     fn progress_can_stop_it() {
-        let mut counter = WordCounter::new(Splitter::new(DEFAULT_PATTERN).unwrap(), 1, None, None);
-        counter.add(&vec!["some text"]).unwrap();
-        assert_eq!(learn_merges(counter.finish(), 10, |_| false), Err(Error::Interrupted));
+        let words = || {
+            let mut counter = WordCounter::new(Splitter::new(DEFAULT_PATTERN).unwrap(), 1, None, None);
+            counter.add(&vec!["some text"]).unwrap();
+            counter.finish()
+        };
+        assert_eq!(learn_merges(words(), 10, |_| false), Err(Error::Interrupted));
+        assert_eq!(learn_merges(words(), 3, |_| true).unwrap().len(), 3);
+        // At the last report too.
+        assert_eq!(learn_merges(words(), 3, |done| done < 3), Err(Error::Interrupted));
     }
 }

@@ -21,6 +21,7 @@ from nanochat.data.corpus import (
 )
 from nanochat.data.hub import HubError
 from nanochat.dataloader import TextLoader
+from nanochat.errors import UserError
 from nanochat.tokenizer import Tokenizer
 
 
@@ -120,8 +121,22 @@ def test_a_corpus_by_name_is_read_from_the_mirror_as_far_as_a_run_needs_it(mirro
     assert shards_for("climbmix", 3.1 * tokens) == 4
     assert shards_for("auto", 1e15) == CORPORA["climbmix"].count
     assert shards_for(f"climbmix:1,{path}:3", 39 * tokens) == 10
-    assert shards_for("climbmix:1,mixed-text:3", 7.9 * tokens) == 6
+    assert shards_for("climbmix:1,mixed-text:3", 7.9 * tokens) == {"climbmix": 2, "mixed-text": 6}
     assert shards_for(str(path), 1e15) == 0
+
+
+def test_each_part_of_a_mix_has_as_many_shards_as_its_share_needs(mirror) -> None:
+    data = "climbmix:0.9,mixed-text:0.1"
+    [shard] = open_shards([mirror / "karpathy/climbmix-400b-shuffle/shard_00000.parquet"])
+    tokens = shard.size / corpus.BYTES_PER_TOKEN
+    chosen = shards_for(data, 8 * tokens)
+    assert chosen == {"climbmix": 8, "mixed-text": 1}
+    sources = open_corpus(data, chosen).sources
+    assert [len(source.shards["train"]) for source in sources] == [8, 1]
+    # No part has more than there are; a number that a person gave is for every part, and has to fit.
+    assert shards_for(data, 1e15) == {name: CORPORA[name].count for name in ("climbmix", "mixed-text")}
+    with pytest.raises(UserError, match="--num-shards=8 is out of range, local/mixed-text has 7"):
+        open_corpus(data, 8)
 
 
 def test_how_much_is_read_where_nobody_says_how_much(text_folder) -> None:

@@ -1,5 +1,6 @@
 """Documents in files of every kind, whole and damaged; folders converted to shuffled shards."""
 
+import errno
 import json
 import os
 import random
@@ -16,7 +17,9 @@ from test_speedrun import until
 
 from nanochat import paths
 from nanochat.data import documents as module
+from nanochat.data.corpus import open_corpus, open_shards
 from nanochat.data.documents import convert_folder, documents, text_files
+from nanochat.errors import UserError
 from nanochat.paths import write_bytes
 
 TEXTS = ["first text\n", "", "둘째 — text", "with\0zero and \U0001f30d", "line\r\nends\n"]
@@ -52,6 +55,41 @@ def test_every_kind_is_read_as_it_was_written(tmp_path) -> None:
     assert "needs a column `text` with strings, it has id, text" in refusal(write_shard(path, [1, 2], pa.int64()))
 
 
+def test_a_row_group_may_hold_more_than_an_array_of_strings(tmp_path) -> None:
+    """2.2 GB of text, of which the file has each of two once."""
+    values = pa.array(["a" * 100_000, "b" * 100_000])
+    texts = pa.DictionaryArray.from_arrays(pa.array([row % 2 for row in range(22_000)], pa.int8()), values)
+    path = tmp_path / "large.parquet"
+    pq.write_table(pa.table({"text": texts}), path, store_schema=False)
+    assert pq.read_metadata(path).num_row_groups == 1
+    counts = {"a": 0, "b": 0}
+    for text in documents(path):
+        assert len(text) == 100_000
+        counts[text[0]] += 1
+    assert counts == {"a": 11_000, "b": 11_000}
+
+    class InParts:
+        """A row group in two chunks, as Arrow reads one that is too large for one."""
+
+        def read_row_group(self, group: int, columns: list[str]) -> pa.Table:
+            return pa.table({name: pa.chunked_array([["one", None], ["two"]]) for name in columns})
+
+    whole = module.read_row_group(InParts(), 0)
+    assert (whole.type, whole.to_pylist()) == (pa.large_string(), ["one", None, "two"])
+
+
+def test_a_document_that_is_not_utf8_is_named(tmp_path) -> None:
+    damaged = pa.array([b"good", b"a\xff"] * 2000, pa.binary()).view(pa.string())
+    path = write_shard(tmp_path / "a.parquet", damaged, row_group_size=1000)
+    assert refusal(path).startswith(f"{path}: row 2: 'utf-8' codec can't decode byte 0xff")
+    [shard] = open_shards([path])
+    with pytest.raises(UserError, match=r"a\.parquet: row group 3: Invalid UTF8 sequence at string index 1"):
+        shard.read_row_group(3)
+    [shard] = open_shards([write_shard(path, ["one", None])])
+    with pytest.raises(UserError, match=r"a\.parquet: row group 0: a document is null"):
+        shard.read_row_group(0)
+
+
 def test_blank_documents_are_counted(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "home"))
     for name, texts in (("some", ["a", " ", "b", "", "\n"]), ("none", ["a", "b"])):
@@ -73,6 +111,55 @@ def test_text_files_are_cut_at_line_ends_lose_nothing_and_have_one_order(tmp_pat
         write(tmp_path / "folder" / name, b"")
     found = [file.relative_to(tmp_path / "folder").as_posix() for file in text_files(tmp_path / "folder")]
     assert found == ["a.md", "a/b/c.parquet", "a/z.jsonl", "b.TXT"]
+
+
+def names_below(folder: Path) -> list[str]:
+    return [file.relative_to(folder).as_posix() for file in text_files(folder)]
+
+
+def test_hidden_folders_and_what_this_program_writes_are_no_text(tmp_path, monkeypatch) -> None:
+    text = tmp_path / ".text"  # hidden itself, and named
+    for name in ("a.txt", ".venv/b.txt", "deep/.git/c.txt", "deep/d.txt", "base/corpora/e.parquet", "base/mine/f.md"):
+        write(text / name, name.encode())
+    assert names_below(text) == ["a.txt", "base/corpora/e.parquet", "base/mine/f.md", "deep/d.txt"]
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(text / "base"))
+    assert names_below(text) == ["a.txt", "deep/d.txt"]
+    monkeypatch.chdir(text)
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", "base")
+    assert open_corpus(".").describe() == open_corpus(".").describe()
+    assert names_below(text / "base/mine") == ["f.md"]  # a folder in it may be named
+    with pytest.raises(UserError, match="--data=base is the base folder, where this program writes"):
+        open_corpus("base")
+
+
+def test_links_to_folders_are_followed_and_no_folder_is_read_twice(tmp_path) -> None:
+    text = write(tmp_path / "text/m/a.txt", b"text").parents[1]
+    elsewhere = write(tmp_path / "elsewhere/b.txt", b"text").parent
+    for link, target in {
+        "a": text / "m",  # read under its own name
+        "n": elsewhere,
+        "o": elsewhere,
+        "up": text,
+        "m/up": tmp_path,  # finds both again
+    }.items():
+        (text / link).symlink_to(target, target_is_directory=True)
+    assert names_below(text) == ["m/a.txt", "n/b.txt"]
+    (tmp_path / "link").symlink_to(elsewhere, target_is_directory=True)
+    assert names_below(tmp_path / "link") == ["b.txt"]
+
+
+def test_a_folder_that_cannot_be_read_is_an_error(tmp_path, monkeypatch) -> None:
+    write(tmp_path / "text/locked/a.txt", b"text")
+    scan = os.scandir
+
+    def refuse(place: str) -> object:  # root may read everything
+        if str(place).endswith("locked"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(place))
+        return scan(place)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(PermissionError, match="locked"):
+        text_files(tmp_path / "text")
 
 
 def test_a_bad_line_is_named(tmp_path) -> None:

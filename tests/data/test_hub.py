@@ -2,10 +2,15 @@
 
 import errno
 import hashlib
+import os
+import signal
 import threading
 import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -165,6 +170,45 @@ def test_a_revision_is_listed_and_without_a_network_the_cache_is(server, monkeyp
     for repo, revision in (("some/set", "9" * 40), ("other/set", None)):
         with pytest.raises(HubError, match=f"the data set {repo} is not on this machine; downloads are switched off"):
             hub.repo_files(repo, [".bin"], revision=revision)
+
+
+def test_a_listing_that_breaks_off_is_one_sentence(server, monkeypatch) -> None:
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+    server.hangs_up = True
+    with pytest.raises(HubError, match="the data set some/set: Server disconnected") as refused:
+        hub.repo_files("some/set", [".bin"])
+    assert "\n" not in str(refused.value)
+
+
+def test_ctrl_c_begins_no_other_download(server, monkeypatch) -> None:
+    begun = []
+    waiting, stopping = threading.Event(), threading.Event()
+    show_progress = hub._show_progress
+
+    class Pool(ThreadPoolExecutor):
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            super().shutdown(wait=False, cancel_futures=cancel_futures)
+            stopping.set()
+            super().shutdown(wait=wait)
+
+    def download(repo: str, path: str, **options: Any) -> str:
+        begun.append(path)
+        if path == f"{hub.PARALLEL_DOWNLOADS - 1}.bin":
+            assert waiting.wait(60)
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stopping.wait(60)
+        raise OSError("the end of the test")
+
+    def show(downloads: Sequence[Future[Path]]) -> None:
+        waiting.set()  # all are submitted
+        show_progress(downloads)
+
+    monkeypatch.setattr(hub, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(hub, "_show_progress", show)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    with pytest.raises(KeyboardInterrupt):
+        hub.fetch([HubFile(f"{number}.bin", "some/set") for number in range(40)])
+    assert len(begun) == hub.PARALLEL_DOWNLOADS
 
 
 @pytest.mark.parametrize("etag", ["../../../../planted", "0" * 64, "0" * 40])  # the last are a SHA-256, and git's

@@ -2,13 +2,16 @@
 
 import math
 import re
+import shutil
 import sys
 from types import SimpleNamespace
 
 import pytest
 from base_runs import Base
 from bundles import world_tasks, write_bundle
+from corpora import write_letters
 
+from nanochat.errors import UserError
 from nanochat.paths import read_json, saved_steps
 from scripts import base_loss
 from scripts.base_loss import Config
@@ -142,6 +145,26 @@ def test_with_a_stride_there_are_figures_of_overlapping_rows(loss) -> None:
         assert both[f"{split} bpb (stride 8)"]["value"] != both[f"{split} bpb"]["value"]
         assert re.search(rf"^{split} bpb \(stride 8\): \d\.\d{{4}} ± ", said, re.MULTILINE)
     assert not any("stride" in name for name in plain)
+
+
+def test_the_loss_on_another_text_is_not_the_models_own(loss, base, monkeypatch, tmp_path) -> None:
+    """The folder that --data names has changed since the run."""
+    text = base.text.rename(tmp_path / "put away")
+    try:
+        write_letters(base.text, 40, 40)
+        with pytest.raises(
+            UserError,
+            match="the text has changed since whole was trained: put it back, or name a text with --data "
+            r"\(it learned from letters, [0-9a-f]{12}, and --data=.*/letters is letters, [0-9a-f]{12} now\)",
+        ):
+            loss()
+        with pytest.raises(UserError, match="the text has changed"):  # the held-out text counts with other shards too
+            loss(num_shards=1)
+        assert "val bpb" in loss(data=str(base.text))[0]
+    finally:
+        shutil.rmtree(base.text)
+        text.rename(base.text)
+    assert "val bpb" in loss(num_shards=1)[0]
 
 
 def test_flags_of_recursion_are_answered_by_the_name_of_the_command(here) -> None:

@@ -15,6 +15,10 @@ prepare --tasks=gsm9k | gsm9k is not a task, choose from
 base_train --matrix-lr=None | --matrix-lr: could not convert string to float: 'None'
 prepare --num-shards=9999 | =9999 is out of range, karpathy/climbmix-400b-shuffle has 6,542
 tok_train --vocab-size=100 | --vocab-size has to be 265 or more, not 100
+tok_train --vocab-size=3e6 | --vocab-size has to be 265 or more and below 2097153, not 3000000
+tok_train --max-chars=1e20 | --max-chars has to be 1 or more and below 9223372036854775808, not 100000000000000000000
+tok_train --doc-cap=1e20 | --doc-cap has to be 1 or more and below 9223372036854775808
+tok_train --threads=1e20 | --threads has to be 0 or more and below 9223372036854775808
 tok_train --data=/no/such/folder | --data=/no/such/folder is not a folder
 tok_eval --tag=never | tok_train/never/tokenizer.json; train one
 plan --data=/no/such/folder | --data=/no/such/folder is not a folder

@@ -179,7 +179,7 @@ def main(config: Config) -> None:
             raise UserError(f"{clocks}, over the limit of {scale.seconds:g} s")
         # No longer on the clock.
         path = new.replace(new.with_suffix(""))
-        corpus = corpus_of(checkpoint.manifest)
+        corpus = corpus_of(checkpoint.manifest, name=config.tag)
         text = read_text(corpus.batches("val"), tokenizer, config.eval_bytes or scale.eval_bytes)
         before = text_bpb(model, text, model.config.max_seq_len, ROWS, runtime).value
 
@@ -187,7 +187,8 @@ def main(config: Config) -> None:
     outcome.metrics = {
         "Scale": config.scale,
         "Data": trained["data"],
-        "Shards": checkpoint.manifest["num_shards"],
+        # Of a mix, a number for each part, that of the default: the text of validation is the same.
+        "Shards": shards if isinstance(shards := checkpoint.manifest["num_shards"], int) else 0,
         "Steps": loop["step"],
         "Tokens": loop["tokens"],
         "Tokenizer": tokenizer.content_hash[:12],

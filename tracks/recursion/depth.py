@@ -165,10 +165,10 @@ def main(config: Config) -> None:
         model, tokenizer, checkpoint = load_model("base_train", config.tag, config.step, runtime)
         if not isinstance(model, RecursiveGPT):
             raise UserError(f"{config.tag} is not a recursive model: train one with tracks.recursion.train")
-        if config.data or config.num_shards:
-            corpus = open_corpus(config.data or checkpoint.manifest["config"]["data"], config.num_shards)
+        if config.data:
+            corpus = open_corpus(config.data, config.num_shards)
         else:
-            corpus = corpus_of(checkpoint.manifest)
+            corpus = corpus_of(checkpoint.manifest, config.num_shards, config.tag)
         row = model.config.max_seq_len
         validation, test = two_texts(corpus, tokenizer, config.eval_bytes, row)
         if test is None:

@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterator
 
 from nanochat.config import Count, option, options, parse, run_script
+from nanochat.data.corpus import CORPORA, parse_data
 from nanochat.errors import UserError
 from nanochat.jobs.runner import Step
 from nanochat.jobs.series import (
@@ -211,6 +212,10 @@ def total_of(hours: list[float | None]) -> float | None:
 
 def steps(config: Config, data: str) -> Iterator[Step]:
     """Yield the steps of the series."""
+    if len({source for source, _ in parse_data(data)} & set(CORPORA)) > 1:  # of each its own number of shards
+        raise UserError(
+            f"--data={data} names several data sets on the hub, and W is told one number of shards: use one"
+        )
     yield tokenizer_step(config, data)
     launch = launch_on_all_gpus()
 

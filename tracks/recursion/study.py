@@ -293,9 +293,7 @@ def refit_for_as_long(
 
 def refit_exits(run: ArmRun, runtime: Runtime, log: MetricLog) -> tuple[float, float, int]:
     """Refit the first exit of a run, and the last one for as long; returns the bits per byte of both, and the steps."""
-    corpus = corpus_of(run.manifest)
-    if corpus.describe()["fingerprint"] != run.manifest["source"]["setting"]["data"]:
-        raise UserError(f"the text has changed since {run.outcome.tag} was trained: put it back, or train again")
+    corpus = corpus_of(run.manifest, name=run.outcome.tag)
     first, rounds = refit(1, run, corpus, runtime, log)
     last = refit_for_as_long(len(run.exits), run, corpus, runtime, log, rounds)
     return first, last, REFIT_STEPS * sum(rounds)
@@ -306,7 +304,7 @@ def depth_of(run: ArmRun, runtime: Runtime) -> DepthResult | None:
     config = run.manifest["config"]
     size = runtime.validation_bytes if config["eval_bytes"] < 0 else config["eval_bytes"]
     row = config["max_seq_len"]
-    validation, test = two_texts(corpus_of(run.manifest), tokenizer_of(run.checkpoint), size, row)
+    validation, test = two_texts(corpus_of(run.manifest, name=run.outcome.tag), tokenizer_of(run.checkpoint), size, row)
     if test is None:
         print0(
             f"depth: {run.outcome.tag} has less than two rows of {row:,} tokens for a test, in its validation text"

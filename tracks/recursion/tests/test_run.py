@@ -6,6 +6,7 @@ import pytest
 from outcomes import leave
 from small_runs import SMALL
 
+from nanochat.errors import UserError
 from nanochat.jobs.runner import difference, input_hashes
 from nanochat.paths import read_json, write_json
 from tracks.recursion.run import Config, arm_flags, steps
@@ -36,6 +37,13 @@ def test_arms_follow_from_plans(series, base) -> None:
     assert re.search(r"--recursion=aggressive --residual-power=0.5 --seed=1 --tag=recursion-D-1", done.stdout)
     # The arm of equal seconds reads as many shards as R, which a text of one's folder does not have.
     assert re.search(r"--target-seconds=[\d.]+ --num-shards=0 --seed=1 --tag=recursion-W-1", done.stdout)
+
+
+def test_a_mix_of_several_data_sets_on_the_hub_is_refused() -> None:
+    """R has a number of shards for each, and the flag by which W is told has one."""
+    with pytest.raises(UserError, match="names several data sets on the hub"):
+        next(steps(Config(), "climbmix:0.9,fineweb-edu:0.1"))
+    assert next(steps(Config(), "climbmix:0.9,letters:0.1")).name == "tok_train"
 
 
 def test_a_comparison_is_repeated_if_a_run_was_trained_again(base, monkeypatch) -> None:
