@@ -43,6 +43,7 @@ class Card:
     commands: Sequence[str]  # in a checkout; the report of their base folder is the card
     hours: float  # on two quiet CPU cores
     tracks: Sequence[str] = ()  # whose code its commands run; it belongs to the first
+    tag: str = ""  # of the outcomes in the card; empty: all of the base folder
 
     @property
     def code(self) -> tuple[str, ...]:
@@ -62,10 +63,26 @@ REMIXED = ("benchmarks", "chatdata")  # tasks, and styles and options of them
 CARDS = [
     Card("main", "report.md", [f"{SPEEDRUN} --scale=embedded"], 0.15),
     Card("cpu", "report/cpu.md", [f"{SPEEDRUN} --scale=cpu --seconds=1800"], 1.2),
-    Card("golf", "tracks/golf/card.md", [f"{PYTHON} -m tracks.golf.run --ablate --seeds=3"], 1.2, ["golf"]),
-    Card("recursion", "tracks/recursion/card.md", [f"{PYTHON} -m tracks.recursion.run --seeds=3"], 3.0, ["recursion"]),
-    Card("lab", "tracks/lab/card.md", [f"{PYTHON} -m tracks.lab.embedded --final"], 6.0, ["lab", "chatdata"]),
-    Card("chatdata", "tracks/chatdata/card.md", [f"{PYTHON} -m tracks.chatdata.agreement"], 0.02, ["chatdata"]),
+    Card(
+        "golf",
+        "tracks/golf/card.md",
+        [f"{PYTHON} -m tracks.golf.run --scale=embedded --ablate --seeds=3"],
+        1.2,
+        ["golf"],
+        "golf-embedded",
+    ),
+    Card(
+        "recursion",
+        "tracks/recursion/card.md",
+        [f"{PYTHON} -m tracks.recursion.run --seeds=3"],
+        3.0,
+        ["recursion"],
+        "recursion",
+    ),
+    Card("lab", "tracks/lab/card.md", [f"{PYTHON} -m tracks.lab.embedded --final"], 6.0, ["lab", "chatdata"], "lab"),
+    Card(
+        "chatdata", "tracks/chatdata/card.md", [f"{PYTHON} -m tracks.chatdata.agreement"], 0.02, ["chatdata"], "rules"
+    ),
     Card(
         "two_bases",
         "tracks/lab/two_bases.md",
@@ -76,6 +93,7 @@ CARDS = [
         ],
         4.0,
         ["lab", *BROUGHT, *REMIXED],
+        "two_bases",
     ),
     Card(
         "bases",
@@ -83,6 +101,7 @@ CARDS = [
         [SMOL, f"{PYTHON} -m tracks.bases.practice --model-tag=smol"],
         2.0,
         [*BROUGHT, "benchmarks", "preferences"],  # it practises on their constraints, and makes pairs
+        "practice",
     ),
 ]
 
@@ -94,14 +113,17 @@ SMALL = (
     " --eval-bytes=100000 --sample-every=-1"
 )
 PLANNED = [
-    Card("golf-claims", "tracks/golf/card_claims.md", [f"{PYTHON} -m tracks.golf.claims"], 7.0, ["golf"]),
-    Card("golf-cpu", "tracks/golf/card_cpu.md", [f"{PYTHON} -m tracks.golf.run --scale=cpu"], 1.7, ["golf"]),
+    Card("golf-claims", "tracks/golf/card_claims.md", [f"{PYTHON} -m tracks.golf.claims"], 7.0, ["golf"], "claims-cpu"),
+    Card(
+        "golf-cpu", "tracks/golf/card_cpu.md", [f"{PYTHON} -m tracks.golf.run --scale=cpu"], 1.7, ["golf"], "golf-cpu"
+    ),
     Card(
         "recursion-larger",
         "tracks/recursion/card_larger.md",
         [f"{RECURSION}.run --seeds=3 --depth=4 --width=256 --steps=2000 --tag=larger --data=mixed-text"],
         65.0,
         ["recursion"],
+        "larger",
     ),
     Card(
         "recursion-curriculum",
@@ -109,6 +131,7 @@ PLANNED = [
         [f"{RECURSION}.run --seeds=3 --curriculum=2,3,4 --tag=curriculum"],
         3.0,
         ["recursion"],
+        "curriculum",
     ),
     Card(
         "recursion-carry",
@@ -133,6 +156,7 @@ PLANNED = [
         [SMOL, f"{PYTHON} -m tracks.lab.run --spec=tracks/lab/specs/remix_small.toml --jobs=2 --final"],
         4.0,
         ["lab", *BROUGHT, *REMIXED],
+        "remix_small",
     ),
 ]
 
@@ -232,6 +256,8 @@ def run(command: str, home: Path, base: Path, name: str) -> None:
 def make(card: Card, home: Path, base: Path) -> None:
     """Run the commands of a card, and put the card into the tree."""
     report = f"{PYTHON} -m nanochat.report --out={shlex.quote(card.path)}"
+    if card.tag:
+        report += f" --tag={card.tag}"
     for command in [SETUP, *card.commands, report]:
         run(command, home, base, card.name)
     old = ROOT / card.path
