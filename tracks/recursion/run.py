@@ -60,7 +60,7 @@ OF_RECURSION = (
 DEEP_LOOP = 0.5  # power of the arm D: arXiv 2607.13491, for layers that share their weights
 USUAL = (
     "--head-dim=32 --max-seq-len=256 --window-pattern=L --total-batch-size=2048 --warmup-steps=20 --eval-every=50"
-    " --eval-bytes=100000 --sample-every=-1 --save-every=50"
+    " --eval-bytes=100000 --sample-every=-1 --save-every=50 --grad-clip=1"  # base training clips nothing by itself
 )
 MODULES = dict.fromkeys("RD", "tracks.recursion.train")  # arm → module that trains it, if that is not base training
 

@@ -39,10 +39,10 @@ OWN = {
     "--target-seconds": "--steps",
     "--recursion": "tracks.recursion.run",
 }
-# Two steps on text make a model; the conversations of the Sudoku train it, prompts masked.
+# Two steps on text make a model; the conversations of the Sudoku train it, prompts masked, clipped as the base model.
 BASE = (
     "--head-dim=32 --max-seq-len=256 --window-pattern=L --total-batch-size=4096 --num-iterations=2 --eval-every=-1"
-    " --sample-every=-1"
+    " --sample-every=-1 --grad-clip=1"
 )
 CHATS = (
     "--source=base --mixture=Sudoku-4:1000 --init-lr-frac=1 --warmup-steps=20 --eval-every=0 --eval-metrics-every=-1"

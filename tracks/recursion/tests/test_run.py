@@ -6,10 +6,15 @@ import pytest
 from outcomes import leave
 from small_runs import SMALL
 
+from nanochat.config import parse
 from nanochat.jobs.runner import difference, input_hashes
 from nanochat.paths import read_json, write_json
-from tracks.recursion.run import Config, arm_flags, steps
+from scripts.base_train import Config as Plain
+from tracks.recursion import sudoku
+from tracks.recursion.run import MODULES, Config, arm_flags, common_flags, steps
+from tracks.recursion.settings import with_preset
 from tracks.recursion.shapes import Shape
+from tracks.recursion.train import Config as Recursive
 
 
 @pytest.mark.slow
@@ -65,6 +70,22 @@ def test_l_runs_its_layers_as_often_as_r_trains_them(flags: str, sweeps: int) ->
     arms = arm_flags(Config(flags=flags), Shape(14, 32))
     assert arms["L"][-1] == f"--model=reference,sweeps={sweeps}"
     assert all(flag in arms["R"] for flag in flags.split())
+
+
+def test_all_arms_clip_and_warm_up_alike() -> None:
+    """A preset of recursion has a clip, and base training has none: R is not to have it alone."""
+    config = Config()
+    arms = {arm: [*common_flags(config), *flags] for arm, flags in arm_flags(config, Shape(14, 32)).items()}
+    settings = {
+        arm: with_preset(parse(Recursive, words)) if arm in MODULES else parse(Plain, words)
+        for arm, words in arms.items()
+    }
+    assert {(one.grad_clip, one.warmup_steps) for one in settings.values()} == {(1, 20)}
+    of_sudoku = [
+        with_preset(parse(Recursive, sudoku.base_flags(sudoku.Config(), "R"))),
+        parse(Plain, sudoku.base_flags(sudoku.Config(), "P")),
+    ]
+    assert [one.grad_clip for one in of_sudoku] == [1, 1]
 
 
 @pytest.mark.slow
