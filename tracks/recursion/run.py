@@ -253,8 +253,8 @@ def main(config: Config) -> None:
     data = source_of(config, "world")
     refuse_own(words_of(config), OWN)
     check_comparison(config)
-    flags = [f"--data={data}", f"--tokenizer-tag={config.tag}", f"--depth={config.depth}", *common_flags(config)]
-    flags.append(f"--num-iterations={config.steps}")
+    flags = [f"--data={data}", f"--tokenizer-tag={config.tag}", f"--vocab-size={config.vocab_size}"]
+    flags += [f"--depth={config.depth}", *common_flags(config), f"--num-iterations={config.steps}"]
     plans = [check_flags(MODULES["R"], [*flags, *recursion_flags(config)]), check_flags("scripts.base_train", flags)]
     if "--dry-run" in flags:
         print0(*plans, terminal_table(time_table(config, data)), sep="\n\n")

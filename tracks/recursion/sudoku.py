@@ -141,7 +141,7 @@ def main(config: Config) -> None:
     data = source_of(config, "world")
     words = words_of(config)
     refuse_own(words, OWN)
-    common = [f"--data={data}", f"--tokenizer-tag={config.tag}"]
+    common = [f"--data={data}", f"--tokenizer-tag={config.tag}", f"--vocab-size={config.vocab_size}"]
     plans = [check_flags(module_of(arm), [*common, *base_flags(config, arm)]) for arm in "RP"]
     if "--dry-run" in words:
         print0(*plans, sep="\n\n")

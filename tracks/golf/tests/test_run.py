@@ -54,6 +54,12 @@ def test_golf_repeats_the_best_baseline_ablates_and_resumes(series, base, tmp_pa
     assert finished(repeated.stdout) == began(ended.stdout)[:-2]
 
 
+def test_a_dry_run_plans_with_the_vocabulary_of_the_series(series, base) -> None:
+    said = series("tracks.golf.run", *GOLF, *FLAGS, "--dry-run").stdout
+    assert f"Number of parameters, embed: {320 * 32:,}\n" in said  # 300 tokens, in whole tiles
+    assert not (base / "tok_train").exists()
+
+
 def test_a_series_resumes_repeats_what_changed_and_ends_with_a_comparison(series, base, tmp_path) -> None:
     flags = [*GOLF, *FLAGS, FEW_TRICKS, "--seeds=1"]
     series("tracks.golf.run", *flags)

@@ -93,6 +93,7 @@ def test_the_best_of_three_shapes_is_compared(series, base, tmp_path) -> None:
     flags = ["--data=letters", "--vocab-size=300", "--steps=2", "--depth=2", "--width=32", *SMALL, "--max-seq-len=64"]
     flags += ["--head-dim=16"]
     plan = series("tracks.recursion.run", *flags, "--dry-run").stdout
+    assert plan.count(f"Number of parameters, embed: {320 * 32:,}\n") == 2  # of 300 tokens: no tokenizer is there
     assert "The refits of R's first and last exit, for each seed, come on top" in plan
     assert re.search(r"\| F, deep +\| 1 +\|", plan)
     assert re.search(r"\| F, medium +\| 1 +\|", plan)
