@@ -461,7 +461,8 @@ def figures(results: Sequence[SeedResult]) -> Metrics:
     gains = {arm: [result.gain(arm) for result in results] for arm in ("P", "F")}
     recursions = [result.arms["R"] for result in results]
     settings = recursions[0].outcome.config
-    validations = [in_order(exits) for one in recursions for exits in validated_exits(one.records)]
+    # A curriculum may begin with a single exit, which has no order.
+    validations = [in_order(exits) for one in recursions for exits in validated_exits(one.records) if len(exits) > 1]
     norms = [record["train/grad_norm"] for one in recursions for record in one.records if "train/grad_norm" in record]
     model = recursions[0].manifest["model"]
     return {

@@ -76,6 +76,14 @@ def test_the_verdict_is_on_equal_terms() -> None:
     assert verdict(own, both, gains) == figures(results)["Verdict"] == "a poor first exit"
 
 
+def test_a_single_exit_is_not_in_order_and_not_out_of_it() -> None:
+    """A curriculum may begin with one."""
+    result = made([0.8, 0.6], 0.65, 0.65)
+    [step, validation] = result.arms["R"].records
+    result.arms["R"].records[:] = [step, validation | {"train/exits": 1}, validation | {"train/exits": 2}]
+    assert figures([result])["Exits in order"] == "1 of 1 validations"
+
+
 def test_applications_are_those_that_training_runs() -> None:
     """An arm L for all exits is too long for a curriculum that trains fewer of them."""
     recursive = {"supervision": 4, "passes": 1, "loops": 2}
