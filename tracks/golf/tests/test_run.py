@@ -8,6 +8,7 @@ import pytest
 import torch
 from outcomes import leave
 
+from nanochat.log import table_of
 from nanochat.paths import read_json, write_json
 from tracks.golf.entries import BASELINES, tricks_of
 from tracks.golf.run import Config, steps
@@ -91,7 +92,8 @@ def test_the_ablation_has_seeds_of_its_own(base, ablation: int, ablated: list[in
     """The entry, the best baseline and the comparison keep all seeds."""
     for name, bpb in (("golf", 0.4), *((name, 0.5) for name in BASELINES)):
         metrics = {"bpb": {"value": bpb, "format": ".4f"}, "Stride": 64}
-        leave(base, "golf_eval", f"links-{name}-1", metrics=metrics)
+        checks = table_of("Checks", "Rule | Passed by", [["bytes", "read again"]])
+        leave(base, "golf_eval", f"links-{name}-1", metrics=metrics, tables=[checks])
     flags = shlex.join([*FLAGS, FEW_TRICKS])
     config = Config(tag="links", scale="embedded", vocab_size=300, flags=flags, ablate=True, ablation_seeds=ablation)
     *made, compared, _ = steps(config)
