@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
 
@@ -131,6 +132,51 @@ def test_the_tag_of_a_card_is_that_of_its_series() -> None:
         assert [card.tag] == (named or specs or usual), card.name
     # Those of speedrun.sh, and of runs that are a card themselves.
     assert {card.name for card in [*CARDS, *PLANNED] if not card.tag} == {"main", "cpu", "recursion-carry"}
+
+
+@pytest.mark.skipif(not (ROOT / "tracks/recursion").is_dir(), reason="the track was deleted")
+def test_a_curriculum_is_compared_with_r_without_it() -> None:
+    from tracks.recursion import run, train
+    from tracks.recursion.settings import with_preset
+
+    card = next(card for card in PLANNED if card.name == "recursion-curriculum")
+    series, *whole, pairs = (shlex.split(command)[3:] for command in card.commands)
+    config = parse(run.Config, series)
+    assert "--runs=curriculum-R" in pairs
+    assert [f"--tag=all-exits-{seed}" in words for seed, words in enumerate(whole, 1)] == [True] * config.seeds
+    own = replace(run.recursion_settings(config), data="world")
+    assert own.curriculum == "2,3,4"
+    for words in whole:
+        other = with_preset(parse(train.Config, words))
+        different = {
+            one.name
+            for one in fields(own)
+            if not one.metadata["may_change"] and getattr(own, one.name) != getattr(other, one.name)
+        }
+        assert different <= {"curriculum", "seed", "tokenizer_tag"}
+
+
+def test_a_card_may_be_made_on_another_text(
+    tree: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_text(tree / "run.sh", 'echo "$@" >>"$NANOCHAT_BASE_DIR/words"\n')
+    git(tree, "add", ".")
+    git(tree, "commit", "-m", "The run")
+    commit = git(tree, "rev-parse", "--short", "HEAD")
+    planned = [
+        Card("mixed", "report/mixed.md", ["bash run.sh --depth=2"], 9.0, text="mixed-text"),
+        Card("world", "report/world.md", ["bash run.sh --depth=3"], 9.0),
+    ]
+    monkeypatch.setattr(evidence, "PLANNED", planned)
+    (tmp_path / "my text").mkdir()
+    folders = [base / "evidence" / commit / card.name for card in planned]
+    for folder in folders:
+        leave(folder)
+    for words in ([], [f"--text={tmp_path}/my text"]):
+        evidence.main(["--only=mixed,world", *words])
+    mixed, world = ((folder / "words").read_text(encoding="utf-8").splitlines() for folder in folders)
+    assert mixed == ["--depth=2 --data=mixed-text", f"--depth=2 --data={tmp_path}/my text"]
+    assert world == ["--depth=3", "--depth=3"]
 
 
 def test_a_card_that_is_not_there() -> None:
