@@ -209,7 +209,7 @@ def evaluate(config: Config) -> None:
     outcome.tables = [
         table_of("Bytes", "Group | Bytes:,d", list((groups | apart).items())),
         table_of("Code of the scoring process", "File | Bytes:,d", list(plain["sources"].items())),
-        table_of(CHECKS, "Rule | Passed by", check_rows(checked)),
+        table_of("Checks", "Rule | Passed by", check_rows(checked)),
         *packed.tables,
     ]
     print0(

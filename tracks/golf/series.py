@@ -16,8 +16,7 @@ from tracks.golf.train import Config as Training
 
 SIGNIFICANT = 0.05  # a difference with a larger p, corrected for the table, is within the noise of the seeds
 EQUAL = ("Scale", "Stride", "Text")  # metrics that runs share, or their scores cannot be compared
-CHECKS = "Checks"  # title of the table of what was checked before a score
-RULES = ("normalised", "causal", "score first", "bytes")  # its rows
+CHECKS = "Checks"  # title of the table of what tracks.golf.eval has checked before a score
 TIMED = ["compile"]  # settings of training that a run may change, but that change what it does on the clock
 COSTS = ("Bytes", "Training seconds", "Packing seconds")
 COLUMNS = (
@@ -146,6 +145,6 @@ def checks_table(arms: Sequence[Arm]) -> Record:
     for run in (run for arm in arms for run in arm.runs):
         [checks] = [table for table in run.tables if table["title"] == CHECKS]
         passed = dict(checks["rows"])
-        rows.append([run.tag, *(passed.get(rule) for rule in RULES)])
+        rows.append([run.tag, *(passed.get(rule) for rule in ("normalised", "causal", "score first", "bytes"))])
     note = "Each artifact was checked before its score, and one that breaks a rule has none."
-    return table_of("Checks before the scores", f"Run | {' | '.join(RULES)}", rows, note)
+    return table_of("Checks before the scores", "Run | Normalised | Causal | Score first | Bytes", rows, note)

@@ -9,7 +9,7 @@ from outcomes import ENVIRONMENT, RECORD, leave
 from nanochat.errors import UserError
 from nanochat.log import table_of
 from nanochat.outcome import Outcome
-from tracks.golf.series import RULES, Arm, checks_table, comparison_table, read_arm, require_equal
+from tracks.golf.series import Arm, checks_table, comparison_table, read_arm, require_equal
 
 
 def arm(name: str, bpb: list[float]) -> Arm:
@@ -62,6 +62,9 @@ def test_runs_become_means_if_they_can_be_compared() -> None:
         arm("a", [1.0]).values("Stride")
     with pytest.raises(ValueError, match=r"tracks\.golf\.eval has not finished for series-a-1: run it first"):
         read_arm("series", "a", 2)
+
+
+RULES = ("normalised", "causal", "score first", "bytes")
 
 
 def checks(run: str) -> dict[str, Any]:
