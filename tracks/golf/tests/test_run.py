@@ -8,8 +8,11 @@ import pytest
 import torch
 from outcomes import leave
 
+from bench.evidence import CARDS, PLANNED, Card
+from nanochat.config import parse
 from nanochat.log import table_of
 from nanochat.paths import read_json, write_json
+from tracks.golf import claims, run
 from tracks.golf.entries import BASELINES, tricks_of
 from tracks.golf.run import Config, steps
 from tracks.golf.series import best_baseline
@@ -103,6 +106,14 @@ def test_the_ablation_has_seeds_of_its_own(base, ablation: int, ablated: list[in
     assert [f"golf-without-narrow-MLP-{seed}" for seed in ablated] == [name for name in scored if "narrow-MLP" in name]
     assert "--seeds=3" in compared.command
     assert f"--ablation-seeds={len(ablated)}" in compared.command  # the folder may have more, of earlier flags
+
+
+@pytest.mark.parametrize("card", [card for card in [*CARDS, *PLANNED] if card.tracks == ["golf"]])
+def test_the_tag_of_a_card_is_that_of_its_series(card: Card) -> None:
+    [command] = card.commands
+    words = shlex.split(command)
+    module = {"tracks.golf.run": run, "tracks.golf.claims": claims}[words[2]]
+    assert card.tag == module.settle(parse(module.Config, words[3:])).tag
 
 
 # flag, beginning of the sentence. Where there is a GPU, --scale=1gpu would train.

@@ -1,17 +1,22 @@
 """Two ways to train the exits, compared seed by seed on made outcomes."""
 
+import shlex
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from outcomes import ENVIRONMENT, RECORD
 
+from bench.evidence import CARDS, PLANNED, Card
 from nanochat.checkpoint import Checkpoint
 from nanochat.config import parse
 from nanochat.errors import UserError
 from nanochat.outcome import Outcome
 from nanochat.statistics import Interval, interval
+from tracks.recursion import run, sudoku, train
 from tracks.recursion.pairs import Config, figures, pairs_table, require_pairs, verdict
+from tracks.recursion.settings import with_preset
 from tracks.recursion.shapes import BPB
 from tracks.recursion.study import SECONDS, ArmRun
 
@@ -69,3 +74,26 @@ def test_runs_that_differ_in_more_are_refused() -> None:
         require_pairs(runs[1:2], others[1:2])
     with pytest.raises(UserError, match="name the runs to compare: --runs=carry --against=together for carry-1"):
         parse(Config, ["--runs=carry"])
+
+
+def test_a_curriculum_is_compared_with_r_without_it() -> None:
+    """On the planned card: everything else is as in the series."""
+    card = next(card for card in PLANNED if card.name == "recursion-curriculum")
+    series, *whole, pairs = (shlex.split(command)[3:] for command in card.commands)
+    config = parse(run.Config, series)
+    assert "--runs=curriculum-R" in pairs
+    assert [f"--tag=all-exits-{seed}" in words for seed, words in enumerate(whole, 1)] == [True] * config.seeds
+    own = replace(run.recursion_settings(config), data=config.data)
+    assert own.curriculum == "2,3,4"
+    for words in whole:
+        other = with_preset(parse(train.Config, words))
+        names = [one.name for one in fields(own) if not one.metadata["may_change"]]
+        different = {name for name in names if getattr(own, name) != getattr(other, name)}
+        assert different <= {"curriculum", "seed", "tokenizer_tag"}
+
+
+@pytest.mark.parametrize("card", [one for one in [*CARDS, *PLANNED] if one.tracks == ["recursion"] and one.tag])
+def test_the_tag_of_a_card_is_that_of_its_series(card: Card) -> None:
+    words = shlex.split(card.commands[0])
+    module = {"tracks.recursion.run": run, "tracks.recursion.sudoku": sudoku}[words[2]]
+    assert card.tag == parse(module.Config, words[3:]).tag
