@@ -57,7 +57,6 @@ OF_RECURSION = (
     "--improvement-reward",
     "--curriculum",
 )
-OF_DEVICE = ("--dtype", "--device-type")  # flags that the comparison has too: it trains heads
 DEEP_LOOP = 0.5  # power of the arm D: arXiv 2607.13491, for layers that share their weights
 USUAL = (
     "--head-dim=32 --max-seq-len=256 --window-pattern=L --total-batch-size=2048 --warmup-steps=20 --eval-every=50"
@@ -238,9 +237,10 @@ def steps(config: Config, data: str) -> Iterator[Step]:
         shards = newest_manifest(stage_dir("base_train", f"{config.tag}-R-{seed}"))["num_shards"]
         yield arm("W", seed, [f"--depth={config.depth}", f"--target-seconds={seconds}", f"--num-shards={shards}"])
     words = [f"--tag={config.tag}", f"--seeds={config.seeds}"]
-    words += [word for word in words_of(config) if word.partition("=")[0] in OF_DEVICE]
     if len(shapes) > 1:
         words.append(f"--shapes={','.join(shapes)}")
+    own = recursion_settings(config)
+    words += [f"--dtype={own.dtype}", f"--device-type={own.device_type}"]  # it trains heads
     compared = [f"{name}-{seed}" for seed in range(1, config.seeds + 1) for name in (*arms, "W")]
     if len(shapes) > 1:
         compared += [f"F-{name}-{SHAPE_SEED}" for name in shapes]

@@ -52,7 +52,7 @@ def test_a_comparison_is_repeated_if_a_run_was_trained_again(base, monkeypatch) 
     for tag in tags:
         leave(base, "base_train", tag)
         write_json(base / f"base_train/{tag}/step_000002/manifest.json", {"loop": {"seconds": 9.0}, "num_shards": 0})
-    flags = "--matrix-lr=0.01 --dtype=fp32 --device_type=cpu"
+    flags = "--matrix-lr=0.01 --dtype fp32 --device_type=cpu"
     *_, comparison, _ = steps(Config(seeds=2, depth=1, width=32, flags=flags), "letters")
     # Refits train heads: in the precision and on the device of the series.
     assert comparison.command[-2:] == ["--dtype=fp32", "--device-type=cpu"]
