@@ -43,6 +43,8 @@ class Card:
     commands: Sequence[str]  # in a checkout; the report of their base folder is the card
     hours: float  # on two quiet CPU cores
     tracks: Sequence[str] = ()  # whose code its commands run; it belongs to the first
+    tag: str = ""  # of the outcomes in the card; empty: all of the base folder
+    text: str = ""  # corpus for --data of its commands, unless --text has another text; empty: they take none
 
     @property
     def code(self) -> tuple[str, ...]:
@@ -62,10 +64,26 @@ REMIXED = ("benchmarks", "chatdata")  # tasks, and styles and options of them
 CARDS = [
     Card("main", "report.md", [f"{SPEEDRUN} --scale=embedded"], 0.15),
     Card("cpu", "report/cpu.md", [f"{SPEEDRUN} --scale=cpu --seconds=1800"], 1.2),
-    Card("golf", "tracks/golf/card.md", [f"{PYTHON} -m tracks.golf.run --ablate --seeds=3"], 1.2, ["golf"]),
-    Card("recursion", "tracks/recursion/card.md", [f"{PYTHON} -m tracks.recursion.run --seeds=3"], 3.0, ["recursion"]),
-    Card("lab", "tracks/lab/card.md", [f"{PYTHON} -m tracks.lab.embedded --final"], 6.0, ["lab", "chatdata"]),
-    Card("chatdata", "tracks/chatdata/card.md", [f"{PYTHON} -m tracks.chatdata.agreement"], 0.02, ["chatdata"]),
+    Card(
+        "golf",
+        "tracks/golf/card.md",
+        [f"{PYTHON} -m tracks.golf.run --scale=embedded --ablate --seeds=3"],
+        1.2,
+        ["golf"],
+        "golf-embedded",
+    ),
+    Card(
+        "recursion",
+        "tracks/recursion/card.md",
+        [f"{PYTHON} -m tracks.recursion.run --seeds=3"],
+        3.0,
+        ["recursion"],
+        "recursion",
+    ),
+    Card("lab", "tracks/lab/card.md", [f"{PYTHON} -m tracks.lab.embedded --final"], 6.0, ["lab", "chatdata"], "lab"),
+    Card(
+        "chatdata", "tracks/chatdata/card.md", [f"{PYTHON} -m tracks.chatdata.agreement"], 0.02, ["chatdata"], "rules"
+    ),
     Card(
         "two_bases",
         "tracks/lab/two_bases.md",
@@ -76,6 +94,7 @@ CARDS = [
         ],
         4.0,
         ["lab", *BROUGHT, *REMIXED],
+        "two_bases",
     ),
     Card(
         "bases",
@@ -83,32 +102,63 @@ CARDS = [
         [SMOL, f"{PYTHON} -m tracks.bases.practice --model-tag=smol"],
         2.0,
         [*BROUGHT, "benchmarks", "preferences"],  # it practises on their constraints, and makes pairs
+        "practice",
     ),
 ]
 
 # Studies that have not been run: they have no card, and only --only runs them. One that has a card goes into CARDS.
 RECURSION = f"{PYTHON} -m tracks.recursion"
-# As in the comparison of tracks.recursion.run; with --carry a batch comes once for each of four exits.
+# As R in the comparison of tracks.recursion.run; with --carry a batch comes once for each of four exits.
 SMALL = (
     "--depth=2 --width=128 --head-dim=32 --max-seq-len=256 --window-pattern=L --total-batch-size=2048 --data=world"
     " --eval-bytes=100000 --sample-every=-1"
 )
+AS_R = f"{SMALL} --num-iterations=300 --warmup-steps=20 --grad-clip=1 --eval-every=50"
+SEEDS = (1, 2, 3)
+MIXED = "mixed-text"
 PLANNED = [
-    Card("golf-claims", "tracks/golf/card_claims.md", [f"{PYTHON} -m tracks.golf.claims"], 7.0, ["golf"]),
-    Card("golf-cpu", "tracks/golf/card_cpu.md", [f"{PYTHON} -m tracks.golf.run --scale=cpu"], 1.7, ["golf"]),
+    Card(
+        "golf-claims",
+        "tracks/golf/card_claims.md",
+        [f"{PYTHON} -m tracks.golf.claims"],
+        7.0,
+        ["golf"],
+        "claims-cpu",
+        MIXED,
+    ),
+    Card(
+        "golf-cpu",
+        "tracks/golf/card_cpu.md",
+        [f"{PYTHON} -m tracks.golf.run --scale=cpu"],
+        1.7,
+        ["golf"],
+        "golf-cpu",
+        MIXED,
+    ),
     Card(
         "recursion-larger",
         "tracks/recursion/card_larger.md",
-        [f"{RECURSION}.run --seeds=3 --depth=4 --width=256 --steps=2000 --tag=larger --data=mixed-text"],
+        [f"{RECURSION}.run --seeds=3 --depth=4 --width=256 --steps=2000 --tag=larger"],
         65.0,
         ["recursion"],
+        "larger",
+        MIXED,
     ),
     Card(
         "recursion-curriculum",
         "tracks/recursion/card_curriculum.md",
-        [f"{RECURSION}.run --seeds=3 --curriculum=2,3,4 --tag=curriculum"],
-        3.0,
+        [
+            f"{RECURSION}.run --seeds=3 --curriculum=2,3,4 --tag=curriculum",
+            # R without it, for the difference that it makes.
+            *(
+                f"{RECURSION}.train {AS_R} --seed={seed} --tokenizer-tag=curriculum --tag=all-exits-{seed}"
+                for seed in SEEDS
+            ),
+            f"{RECURSION}.pairs --runs=curriculum-R --against=all-exits --seeds=3 --tag=curriculum",
+        ],
+        3.2,
         ["recursion"],
+        "curriculum",
     ),
     Card(
         "recursion-carry",
@@ -117,15 +167,24 @@ PLANNED = [
             f"{PYTHON} -m scripts.tok_train --vocab-size=1024 --data=world",
             *(
                 f"{RECURSION}.train {SMALL} --seed={seed} --tag={name}-{seed} {flags}"
-                for seed in (1, 2, 3)
+                for seed in SEEDS
                 for name, flags in (
                     ("together", "--num-iterations=300 --eval-every=50"),
                     ("carry", "--carry --num-iterations=1200 --eval-every=200"),
                 )
             ),
+            f"{RECURSION}.pairs --runs=carry --against=together --seeds=3 --tag=carry",
         ],
         0.7,
         ["recursion"],
+    ),
+    Card(
+        "recursion-sudoku",
+        "tracks/recursion/card_sudoku.md",
+        [f"{RECURSION}.sudoku --seeds=3"],
+        0.7,
+        ["recursion"],
+        "puzzles",
     ),
     Card(
         "remix-small",
@@ -133,6 +192,7 @@ PLANNED = [
         [SMOL, f"{PYTHON} -m tracks.lab.run --spec=tracks/lab/specs/remix_small.toml --jobs=2 --final"],
         4.0,
         ["lab", *BROUGHT, *REMIXED],
+        "remix_small",
     ),
 ]
 
@@ -144,18 +204,29 @@ AWAITING: dict[str, str] = {
         "it is of SmolLM2 alone, with equal steps and without third seeds (bases = [smol], no more_seeds), and nothing"
         " is held out: without --final there is no ratio of recipe to final cost; 4 hours, both models"
     ),
-    "golf": "its tables have no p that is corrected for their number of differences; 1.2 hours of two quiet cores",
-    "recursion": "its verdict is by the first exit refitted alone, and it has neither D nor the shapes of F; 3 hours",
+    "golf": (
+        "its tables have no p that is corrected for their number of differences, two baselines have other widths now,"
+        " and it has no checks; 1.2 hours of two quiet cores"
+    ),
+    "recursion": (
+        "its verdict is by the first exit refitted alone, it has neither D nor the shapes of F, and R alone clipped its"
+        " gradient; 3 hours"
+    ),
     "lab": (
         "it is by an older decision rule, with a least gain, that no longer exists, and by the command scripts.lab;"
         " nothing in it is confirmed on other seeds, and without --final it has no held-out scores and no ratio of"
         " recipe to final cost; 6 hours and more"
     ),
-    "golf-claims": "3 to 7 hours of two quiet cores, with mixed-text or another text",
-    "golf-cpu": "100 minutes of two quiet cores, with mixed-text or another text",
-    "recursion-larger": "65 hours of two cores as --dry-run estimates, with mixed-text or another text",
-    "recursion-curriculum": "3 hours of two quiet cores; R trains two exits, then three, then four",
+    "golf-claims": "3 to 7 hours of two quiet cores, with mixed-text or the text of --text",
+    "golf-cpu": "100 minutes of two quiet cores, with mixed-text or the text of --text",
+    "recursion-larger": "65 hours of two cores as --dry-run estimates, with mixed-text or the text of --text",
+    "recursion-curriculum": (
+        "3 hours of two quiet cores; R trains two exits, then three, then four, and is compared with R without that"
+    ),
     "recursion-carry": "an hour of two quiet cores: the same text as with all exits in one step, in three seeds",
+    "recursion-sudoku": (
+        "40 minutes of two quiet cores; the figures in the README are of runs of which R alone clipped its gradient"
+    ),
     "remix-small": "hours of two cores, and SmolLM2; remix.toml needs a d20, which takes GPUs",
 }
 
@@ -229,10 +300,15 @@ def run(command: str, home: Path, base: Path, name: str) -> None:
         raise UserError(f"{command} has failed (exit code {done.returncode}): run the same command again to go on")
 
 
-def make(card: Card, home: Path, base: Path) -> None:
-    """Run the commands of a card, and put the card into the tree."""
+def make(card: Card, home: Path, base: Path, text: str = "") -> None:
+    """Run the commands of a card, and put the card into the tree. text: a folder for a card that takes one."""
+    commands = card.commands
+    if card.text:
+        commands = [f"{command} --data={shlex.quote(text or card.text)}" for command in commands]
     report = f"{PYTHON} -m nanochat.report --out={shlex.quote(card.path)}"
-    for command in [SETUP, *card.commands, report]:
+    if card.tag:
+        report += f" --tag={card.tag}"
+    for command in [SETUP, *commands, report]:
         run(command, home, base, card.name)
     old = ROOT / card.path
     if old.exists():
@@ -299,10 +375,11 @@ def main(words: Sequence[str]) -> None:
     committed = [card.name for card in cards()]
     known = {card.name: card for card in [*cards(), *cards(PLANNED)]}
     names = [*known, SPEED]
+    with_text = [SPEED, *(card.name for card in known.values() if card.text)]
     parser.add_argument("--only", default="", help=f"some of {', '.join(names)}")
     parser.add_argument("--reference", default="", help=f"{speed.REFERENCE.text}, for {SPEED}")
     parser.add_argument("--peers", default="", help=f"{speed.PEERS.text}, for {SPEED}")
-    parser.add_argument("--text", default="", help=f"{speed.TEXT.text}, for {SPEED}")
+    parser.add_argument("--text", default="", help=f"{speed.TEXT.text}, for {', '.join(with_text)}")
     add_json(parser)
     flags = parser.parse_args(words)
     findings = Findings("evidence", flags.json)
@@ -331,7 +408,7 @@ def main(words: Sequence[str]) -> None:
     folder = base_dir() / "evidence" / commit
     home = checkout(folder, commit)
     for card in chosen:
-        make(card, home, folder / card.name)
+        make(card, home, folder / card.name, values[speed.TEXT] if flags.text else "")
     if SPEED in asked:
         run(SETUP, home, folder / SPEED, SPEED)
         measure_speed(home, folder / SPEED, values)

@@ -1,13 +1,14 @@
 """bench.evidence: how far behind a committed card is, and a card that is made again."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, checked
-from outcomes import leave
+from outcomes import leave, sections
 
 from bench import evidence, speed
 from bench.evidence import CARDS, PLANNED, TRUNK, Card, age, cards
@@ -95,6 +96,57 @@ def test_a_card_is_made_in_a_checkout_and_goes_on_after_a_failure(tree, base, ca
         "bench.engine is left out, it needs --reference or NANOCHAT_REFERENCE (checkout of the public nanochat)" in said
     )
     assert "0 of 5 rows of the table in README.md are new" in said
+
+
+def test_a_card_of_a_series_has_the_outcomes_of_its_tag_alone(tree: Path, base: Path) -> None:
+    """The runs that a series compares lie in the same base folder, with tags of their own."""
+    for name, tag in (("main", ""), ("series", "golf")):
+        write_text(tree / "run.sh", "")
+        git(tree, "add", ".")
+        git(tree, "commit", "--allow-empty", "-m", name)
+        commit = git(tree, "rev-parse", "--short", "HEAD")
+        folder = base / "evidence" / commit
+        for stage, own in (("tok_train", "golf"), ("base_train", "golf-1"), ("base_train", "golf-2")):
+            leave(folder / name, stage, own)
+        evidence.make(Card(name, "report.md", [], 0.1, (), tag), evidence.checkout(folder, commit), folder / name)
+        found = [title for title in sections((tree / "report.md").read_text(encoding="utf-8")) if " train" in title]
+        runs = [] if tag else ["Base model training (golf-1)", "Base model training (golf-2)"]
+        assert found == ["Tokenizer training", *runs]
+
+
+def test_the_tag_of_a_card_is_that_of_its_series() -> None:
+    """As its last command or its spec names it; tests of tracks compare it with the default of a command."""
+    for card in cards([*CARDS, *PLANNED]):
+        words = shlex.split(card.commands[-1])
+        tags = [word.removeprefix("--tag=") for word in words if word.startswith("--tag=")]
+        specs = [Path(word.removeprefix("--spec=")).stem for word in words if word.startswith("--spec=")]
+        if card.tag:
+            assert [card.tag] == (tags or specs or [card.tag]), card.name
+    # Those of speedrun.sh, and of runs that are a card themselves.
+    assert {card.name for card in [*CARDS, *PLANNED] if not card.tag} == {"main", "cpu", "recursion-carry"}
+
+
+def test_a_card_may_be_made_on_another_text(
+    tree: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_text(tree / "run.sh", 'echo "$@" >>"$NANOCHAT_BASE_DIR/words"\n')
+    git(tree, "add", ".")
+    git(tree, "commit", "-m", "The run")
+    commit = git(tree, "rev-parse", "--short", "HEAD")
+    planned = [
+        Card("mixed", "report/mixed.md", ["bash run.sh --depth=2"], 9.0, text="mixed-text"),
+        Card("world", "report/world.md", ["bash run.sh --depth=3"], 9.0),
+    ]
+    monkeypatch.setattr(evidence, "PLANNED", planned)
+    (tmp_path / "my text").mkdir()
+    folders = [base / "evidence" / commit / card.name for card in planned]
+    for folder in folders:
+        leave(folder)
+    for words in ([], [f"--text={tmp_path}/my text"]):
+        evidence.main(["--only=mixed,world", *words])
+    mixed, world = ((folder / "words").read_text(encoding="utf-8").splitlines() for folder in folders)
+    assert mixed == ["--depth=2 --data=mixed-text", f"--depth=2 --data={tmp_path}/my text"]
+    assert world == ["--depth=3", "--depth=3"]
 
 
 def test_a_card_that_is_not_there() -> None:

@@ -13,8 +13,9 @@ with seed 1, all arms with seed 1, the row with its other seeds, the interim loo
 seed. The card has the seconds per step of each arm and names those that differ from the row's.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 from nanochat.config import Count, option, options, run_script
@@ -82,17 +83,27 @@ def settle(config: Config) -> Config:
     refuse_own(words, OWN)
     arms = arms_of(config.arms)
     flags = arm_flags(config.scale, None, read_flags(words))
-    longest = max(strides_of(arms))
-    if longest > int(flags["--max-seq-len"]):
-        raise UserError(f"the row is scored with stride {longest}: --max-seq-len has to be {longest} or more")
     scale = SCALES[config.scale]
-    return replace(
+    config = replace(
         config,
         tag=config.tag or f"claims-{config.scale}",
         vocab_size=config.vocab_size or scale.vocabulary,
         data=source_of(config, flags["--data"]),
         eval_bytes=config.eval_bytes or scale.eval_bytes,
     )
+    check_training(config)
+    longest = max(strides_of(arms))
+    if longest > int(flags["--max-seq-len"]):
+        raise UserError(f"the row is scored with stride {longest}: --max-seq-len has to be {longest} or more")
+    return config
+
+
+def check_training(config: Config) -> None:
+    """Raise a UserError for flags with which the row cannot be trained."""
+    flags = run_flags(config, None)
+    del flags["--plan"]
+    own = [f"--tokenizer-tag={config.tag}", f"--vocab-size={config.vocab_size}", f"--data={config.data}"]
+    check_flags("tracks.golf.train", [*own, *flag_words(flags)])
 
 
 def run_flags(config: Config, arm: Arm | None) -> dict[str, str]:
@@ -172,13 +183,37 @@ def open_report(config: Config, counts: Mapping[str, int]) -> None:
         },
         "verdicts": {name: [one.verdict, one.seeds] for name, one in study.verdicts().items()},
     }
-    path = stage_dir(KIND, config.tag) / "chosen.json"
+    path = chosen_file(config)
     if path.exists() and read_json(path) != chosen:
-        raise UserError(
-            f"the reporting text was opened when --tag={config.tag} had other runs or another selection text, whose"
-            f" SHA-256 are in {path}: use another --tag"
-        )
+        raise opened_before(config)
     write_json(path, chosen)
+
+
+def chosen_file(config: Config) -> Path:
+    """Return the file that `open_report` writes."""
+    return stage_dir(KIND, config.tag) / "chosen.json"
+
+
+def opened_before(config: Config) -> UserError:
+    return UserError(
+        f"the reporting text was opened when --tag={config.tag} had other runs or another selection text, whose SHA-256"
+        f" are in {chosen_file(config)}: use another --tag"
+    )
+
+
+def require_unopened(config: Config, finished: Container[str]) -> None:
+    """Raise a UserError if the reporting text was opened, and these flags ask for other runs than were judged by then.
+
+    Hours before `open_report` would say so. finished: names of the runs that have ended with these flags.
+    """
+    path = chosen_file(config)
+    if not path.exists():
+        return
+    judged = {name: len(artifacts) for name, artifacts in read_json(path)["artifacts"].items()}
+    runs = [f"{name}-{seed}" for name, count in judged.items() for seed in range(1, count + 1)]
+    asked = {SEED_NAME, *(arm.name for arm in trained(arms_of(config.arms)))}
+    if judged.keys() != asked or judged[SEED_NAME] != config.seeds or not all(run in finished for run in runs):
+        raise opened_before(config)
 
 
 # ---- the plan ----
@@ -214,9 +249,11 @@ def expected_seconds(config: Config, finished: Mapping[str, float], arm: Arm | N
     return float(trains) + BESIDE[config.scale] + (RESCORED[config.scale] if asks_more else 0)
 
 
-def plan_table(config: Config) -> Record:
-    """Return the runs of the study, and the hours from now on: at least, and if one seed rejects nothing."""
-    finished = seconds_of_runs(config)
+def plan_table(config: Config, finished: Mapping[str, float]) -> Record:
+    """Return the runs of the study, and the hours from now on: at least, and if one seed rejects nothing.
+
+    finished: as of `seconds_of_runs`.
+    """
     rows = []
     left = [0, 0]  # runs at least, and at most
     seconds: list[float | None] = [0.0, 0.0]  # of these
@@ -246,12 +283,11 @@ def plan_table(config: Config) -> Record:
 
 def main(config: Config) -> None:
     config = settle(config)
-    print0(terminal_table(plan_table(config)))
+    finished = seconds_of_runs(config)
+    require_unopened(config, finished)
+    print0(terminal_table(plan_table(config, finished)))
     if config.plan:
         return
-    flags = run_flags(config, None)
-    del flags["--plan"]
-    check_flags("tracks.golf.train", [f"--tokenizer-tag={config.tag}", f"--data={config.data}", *flag_words(flags)])
     run_series(KIND, config.tag, steps(config))
 
 

@@ -12,6 +12,7 @@ checked as before any score of golf (tracks/golf/checks.py).
 import shutil
 import tempfile
 import time
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -63,9 +64,12 @@ def documents_of(corpus: "Corpus", name: TextName, size: int) -> list[str]:
     found = first_documents(corpus.batches("val"), size)
     if name == "report":
         both = first_documents(corpus.batches("val"), 2 * size)
-        # The last document of the selection text may be cut: its rest belongs to neither.
-        seen = set(found)
-        found = [text for text in both[len(found) :] if text not in seen]
+        texts = chain.from_iterable(batch.to_pylist() for batch in corpus.batches("val"))
+        whole = list(islice(filter(None, texts), len(both)))
+        # The last document of the selection text may be cut: its rest belongs to neither, wherever it comes again.
+        seen = set(whole[: len(found)])
+        behind = list(zip(both, whole, strict=True))[len(found) :]
+        found = [text for text, document in behind if document not in seen]
     if len(found) < LEAST:
         where = "" if name == "choose" else " behind the selection text"
         raise UserError(f"validation has {len(found)} documents{where}: use more text, or other --eval-bytes")

@@ -23,7 +23,7 @@ from nanochat.paths import read_sha256, stage_dir, write_json
 from nanochat.settings import TagSettings
 from nanochat.statistics import measured
 from tracks.golf.entries import BASELINES, SCALES, Scale, ScaleName, check_size
-from tracks.golf.series import best_baseline, comparison_table, read_arm, require_equal
+from tracks.golf.series import CHECKS, best_baseline, checks_table, comparison_table, read_arm, require_equal
 
 SHORTEST = 8  # tokens; strides are the context halved, down to this
 MARGIN = 2.0  # allowed time over the estimate: the machine may become busy
@@ -244,7 +244,8 @@ def compare(config: Config) -> None:
     if others:
         title = f"{own.name} without a trick each, against it"
         outcome.tables.append(comparison_table(title, [own, *others], own))
-    outcome.tables += own.runs[0].tables
+    outcome.tables.append(checks_table([own, *others, *baselines.values()]))
+    outcome.tables += [table for table in own.runs[0].tables if table["title"] != CHECKS]  # of its first seed
     clock = {"title": "Validation over the clock, first seed", "x": "seconds", "y": "bits per byte", "series": {}}
     for entry in (own.name, best.name):
         records = read_metrics(stage_dir("base_train", f"{config.tag}-{entry}-1") / "metrics.jsonl")

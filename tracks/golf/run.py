@@ -134,7 +134,8 @@ def main(config: Config) -> None:
     find_sandbox(SCALES[config.scale].device, config.unsafe_exec)
     flags = entry_flags(config, config.entry)
     del flags["--plan"]
-    plan = check_flags("tracks.golf.train", [f"--tokenizer-tag={config.tag}", *flag_words(flags)])
+    own = [f"--tokenizer-tag={config.tag}", f"--vocab-size={config.vocab_size}"]
+    plan = check_flags("tracks.golf.train", [*own, *flag_words(flags)])
     if "--dry-run" in flags:
         print0(plan)
         return

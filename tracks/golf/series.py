@@ -16,6 +16,7 @@ from tracks.golf.train import Config as Training
 
 SIGNIFICANT = 0.05  # a difference with a larger p, corrected for the table, is within the noise of the seeds
 EQUAL = ("Scale", "Stride", "Text")  # metrics that runs share, or their scores cannot be compared
+CHECKS = "Checks"  # title of the table of what tracks.golf.eval has checked before a score
 TIMED = ["compile"]  # settings of training that a run may change, but that change what it does on the clock
 COSTS = ("Bytes", "Training seconds", "Packing seconds")
 COLUMNS = (
@@ -90,7 +91,8 @@ def require_one_series(runs: Sequence[str]) -> None:
 def read_arm(tag: str, name: str, seeds: int) -> Arm:
     """Return an arm with those of the seeds 1 to `seeds` that it has.
 
-    A UserError if it has none, or if they have different flags: a tag may have runs of an earlier series.
+    A UserError if it has none, if they have different flags, or if one was scored without checks: a tag may have runs
+    of an earlier series, or of an earlier version.
     """
     tags = [f"{tag}-{name}-{seed}" for seed in range(1, seeds + 1)]
     paths = {run: stage_dir("golf_eval", run) / "outcome.json" for run in tags}
@@ -98,6 +100,12 @@ def read_arm(tag: str, name: str, seeds: int) -> Arm:
     if not runs:
         raise UserError(f"tracks.golf.eval has not finished for {tag}-{name}-1: run it first")
     require_one_series(list(runs))
+    for run, outcome in runs.items():
+        if not any(table["title"] == CHECKS for table in outcome.tables):
+            raise UserError(
+                f"{run} was scored before artifacts were checked, and an artifact that may break a rule is not"
+                f" compared: run python -m tracks.golf.eval --tag={run} --stride={outcome.figure('Stride')}"
+            )
     return Arm(name, list(runs.values()))
 
 
@@ -129,3 +137,14 @@ def comparison_table(title: str, arms: Sequence[Arm], other: Arm) -> Record:
         figures = [statistics.fmean(scores), deviation, difference, p, adjusted]
         rows.append([arm.name, *figures, within_noise, *costs, len(scores)])
     return table_of(title, COLUMNS, rows)
+
+
+def checks_table(arms: Sequence[Arm]) -> Record:
+    """Return the table of what was checked before the score of each run."""
+    rows = []
+    for run in (run for arm in arms for run in arm.runs):
+        [checks] = [table for table in run.tables if table["title"] == CHECKS]
+        passed = dict(checks["rows"])
+        rows.append([run.tag, *(passed.get(rule) for rule in ("normalised", "causal", "score first", "bytes"))])
+    note = "Each artifact was checked before its score, and one that breaks a rule has none."
+    return table_of("Checks before the scores", "Run | Normalised | Causal | Score first | Bytes", rows, note)

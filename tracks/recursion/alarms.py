@@ -16,7 +16,7 @@ MAX_GRADIENT_NORM = 20.0
 def find_alarms(records: Sequence[Record], finished: bool) -> dict[str, str]:
     """Return the alarms that a metric log gives cause for: name -> sentence."""
     found = {}
-    exits = validated_exits(records)
+    exits = [one for one in validated_exits(records) if len(one) > 1]  # a single one has no order
     latest = exits[-INVERTED_EVALUATIONS:]
     if len(latest) == INVERTED_EVALUATIONS and not any(map(in_order, latest)):
         found["order"] = (

@@ -129,7 +129,8 @@ def main(config: Config) -> None:
             " phase extreme: leave it out of --phase=fast"
         )
     flags = [*PHASES[config.phase].split(), *words]
-    print0(check_flags(MODULE, [f"--data={data}", f"--tokenizer-tag={config.tag}", *flags]))
+    own = [f"--data={data}", f"--tokenizer-tag={config.tag}", f"--vocab-size={config.vocab_size}"]
+    print0(check_flags(MODULE, [*own, *flags]))
     if "--dry-run" not in flags:
         if config.phase == "extreme":
             check_first_phase(config, data)

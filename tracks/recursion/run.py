@@ -61,7 +61,7 @@ OF_RECURSION = (
 DEEP_LOOP = 0.5  # power of the arm D: arXiv 2607.13491, for layers that share their weights
 USUAL = (
     "--head-dim=32 --max-seq-len=256 --window-pattern=L --total-batch-size=2048 --warmup-steps=20 --eval-every=50"
-    " --eval-bytes=100000 --sample-every=-1 --save-every=50"
+    " --eval-bytes=100000 --sample-every=-1 --save-every=50 --grad-clip=1"  # base training clips nothing by itself
 )
 MODULES = dict.fromkeys("RD", "tracks.recursion.train")  # arm → module that trains it, if that is not base training
 
@@ -244,6 +244,8 @@ def steps(config: Config, data: str) -> Iterator[Step]:
     words = [f"--tag={config.tag}", f"--seeds={config.seeds}"]
     if len(shapes) > 1:
         words.append(f"--shapes={','.join(shapes)}")
+    own = recursion_settings(config)
+    words += [f"--dtype={own.dtype}", f"--device-type={own.device_type}"]  # it trains heads
     compared = [f"{name}-{seed}" for seed in range(1, config.seeds + 1) for name in (*arms, "W")]
     if len(shapes) > 1:
         compared += [f"F-{name}-{SHAPE_SEED}" for name in shapes]
@@ -258,8 +260,8 @@ def main(config: Config) -> None:
     data = source_of(config, "world")
     refuse_own(words_of(config), OWN)
     check_comparison(config)
-    flags = [f"--data={data}", f"--tokenizer-tag={config.tag}", f"--depth={config.depth}", *common_flags(config)]
-    flags.append(f"--num-iterations={config.steps}")
+    flags = [f"--data={data}", f"--tokenizer-tag={config.tag}", f"--vocab-size={config.vocab_size}"]
+    flags += [f"--depth={config.depth}", *common_flags(config), f"--num-iterations={config.steps}"]
     plans = [check_flags(MODULES["R"], [*flags, *recursion_flags(config)]), check_flags("scripts.base_train", flags)]
     if "--dry-run" in flags:
         print0(*plans, terminal_table(time_table(config, data)), sep="\n\n")

@@ -59,7 +59,9 @@ SECONDS = "Seconds of training"
 APPLICATIONS = "Applications of a layer per token"
 # Settings in which an arm may differ from R. W reads more rows, or fewer, and is told R's number of shards, as a run by
 # the clock would take another one; that the text is the same is compared by its hash.
-FREE_IN_ARM = {*PRESET_FIELDS, *OWN_FIELDS, "recursion", "depth", "model", "num_iterations", "target_seconds"}
+OPTIMIZED_ALIKE = {"warmup_steps", "grad_clip"}  # a preset has them, but they are no part of recursion
+OF_RECURSION = {*PRESET_FIELDS, *OWN_FIELDS, "recursion"} - OPTIMIZED_ALIKE
+FREE_IN_ARM = {*OF_RECURSION, "depth", "model", "num_iterations", "target_seconds"}
 FREE = dict.fromkeys(ARMS, FREE_IN_ARM) | {
     "D": {"residual_power"},
     "F": {*FREE_IN_ARM, "width"},
@@ -457,7 +459,8 @@ def figures(results: Sequence[SeedResult]) -> Metrics:
     gains = {arm: [result.gain(arm) for result in results] for arm in ("P", "F")}
     recursions = [result.arms["R"] for result in results]
     settings = recursions[0].outcome.config
-    validations = [in_order(exits) for one in recursions for exits in validated_exits(one.records)]
+    # A curriculum may begin with a single exit, which has no order.
+    validations = [in_order(exits) for one in recursions for exits in validated_exits(one.records) if len(exits) > 1]
     norms = [record["train/grad_norm"] for one in recursions for record in one.records if "train/grad_norm" in record]
     model = recursions[0].manifest["model"]
     return {

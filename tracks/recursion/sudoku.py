@@ -39,10 +39,10 @@ OWN = {
     "--target-seconds": "--steps",
     "--recursion": "tracks.recursion.run",
 }
-# Two steps on text make a model; the conversations of the Sudoku train it, prompts masked.
+# Two steps on text make a model; the conversations of the Sudoku train it, prompts masked, clipped as the base model.
 BASE = (
     "--head-dim=32 --max-seq-len=256 --window-pattern=L --total-batch-size=4096 --num-iterations=2 --eval-every=-1"
-    " --sample-every=-1"
+    " --sample-every=-1 --grad-clip=1"
 )
 CHATS = (
     "--source=base --mixture=Sudoku-4:1000 --init-lr-frac=1 --warmup-steps=20 --eval-every=0 --eval-metrics-every=-1"
@@ -141,7 +141,7 @@ def main(config: Config) -> None:
     data = source_of(config, "world")
     words = words_of(config)
     refuse_own(words, OWN)
-    common = [f"--data={data}", f"--tokenizer-tag={config.tag}"]
+    common = [f"--data={data}", f"--tokenizer-tag={config.tag}", f"--vocab-size={config.vocab_size}"]
     plans = [check_flags(module_of(arm), [*common, *base_flags(config, arm)]) for arm in "RP"]
     if "--dry-run" in words:
         print0(*plans, sep="\n\n")

@@ -88,8 +88,11 @@ def test_a_study_is_stopped_resumed_and_written_once(
     assert began(series("tracks.golf.claims", *STUDY, *FLAGS).stdout) == ["no-qat-2-choose", "verdicts", "report"]
     # The reporting text is opened once: other runs, or runs by another text, need another tag.
     opened = "the reporting text was opened when --tag=tiny had other runs or another selection text, whose SHA-256"
-    refused = series("tracks.golf.claims", *STUDY, *FLAGS[:-1], "--seeds=1", code=2)
-    assert opened in refused.stderr
+    for other in (["--seeds=1"], ["--seeds=2", "--num-iterations=4"], ["--seeds=2", "--num-iterations=4", "--plan"]):
+        refused = series("tracks.golf.claims", *STUDY, *FLAGS[:-1], *other, code=2)
+        assert opened in refused.stderr
+        assert not began(refused.stdout)  # before hours of training
+    assert "0 to 0 runs are left" in series("tracks.golf.claims", *STUDY, *FLAGS, "--plan").stdout
     chosen = read_json(base / "claims/tiny/chosen.json")
     artifacts = {run: read_sha256(base / f"golf_pack/tiny-{run}/artifact.golf") for run in RUNS}
     assert chosen["artifacts"] == {
@@ -173,6 +176,8 @@ MISTAKES = [
     ("--flags=--eval-bytes=-1", "--eval-bytes=-1 in --flags: write a number of bytes, 1 or more, or leave it out"),
     ("--flags=--eval-bytes=0", "--eval-bytes=0 in --flags: write a number of bytes, 1 or more, or leave it out"),
     ("--flags=--eval-bytes=few", "--eval-bytes=few in --flags: write a number of bytes, 1 or more, or leave it out"),
+    ("--max-seq-len=abc", "--max-seq-len: abc is not a whole number"),
+    ("--target-seconds=abc", "--target-seconds: could not convert string to float: 'abc'"),
     ("--width=33", "--width=33 is not a multiple of --head-dim=16"),
     ("--scale=1gpu", "invalid choice '1gpu' for argument '--scale'"),
 ]

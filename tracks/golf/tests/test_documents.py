@@ -41,6 +41,11 @@ def test_the_reporting_text_is_behind_the_selection_text(tmp_path: Path) -> None
     assert choose == [*texts[:2], texts[2][:50]]  # 40 + 40 + 50 bytes
     # The rest of the cut document is left out, and so is what was seen before.
     assert documents.documents_of(corpus, "report", 130) == ["four " * 10, ("five " * 10)[:30]]
+    # Also if the cut document comes again, and if the last one, which is cut here, was seen whole.
+    texts = [*texts[:3], "three " * 10, "four " * 10, "five " * 10, "two " * 10]
+    corpus = text_corpus(tmp_path / "again", [["training"], texts], group=2)
+    assert documents.documents_of(corpus, "report", 130) == ["four " * 10, ("five " * 10)[:10]]
+    assert documents.documents_of(corpus, "report", 155) == ["four " * 10, "five " * 10]
     with pytest.raises(UserError, match="validation has 0 documents behind the selection text: use more text"):
         documents.documents_of(corpus, "report", 10_000)
     with pytest.raises(UserError, match="validation has 1 documents: use more text, or other --eval-bytes"):

@@ -74,18 +74,17 @@ def test_the_seed_has_the_rates_of_its_own_log() -> None:
     assert plan.counts["total"] == 19_417_152 - 18_432  # without its skip weights and scales of channels
 
 
-def test_rows_without_clips_fit_their_budget() -> None:
-    """Nothing scales them: int8-row takes 0.87 to 0.94 bytes a parameter, with scales and header.
+def test_rows_without_clips_fit_their_budget_with_room_to_spare() -> None:
+    """Nothing scales them: int8-row takes 0.87 to 0.945 bytes a parameter, header and all, and most after few steps.
 
-    Of the two tightest rows the trained file is known. The code is the trunk's too, and the rest is all it may grow by.
+    Trainings differ by up to 430 bytes, and the code, which is the trunk's too, grows.
     """
-    trained = {("naive-narrow", "embedded"): 121_881, ("naive-wide", "embedded"): 121_940}  # bytes
     code = golf.code_bytes()
     plain = [row for row, flags in golf.ENTRIES.items() if flags["--plan"] == "int8-row"]
     assert len(plain) == 3 * len(golf.BASELINES) + 1
     for entry, scale in plain:
-        model = trained.get((entry, scale)) or run_of(entry, scale)[1].counts["total"] * 0.94
-        assert 0.6 * golf.SCALES[scale].bytes < model + code < golf.SCALES[scale].bytes, (entry, scale)
+        model = run_of(entry, scale)[1].counts["total"] * 0.96
+        assert 0.6 * golf.SCALES[scale].bytes < model + code < golf.SCALES[scale].bytes - 2000, (entry, scale)
 
 
 PARTS = """

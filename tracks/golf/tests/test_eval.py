@@ -80,6 +80,7 @@ def test_entries_are_compared_with_the_best_baseline(base) -> None:
                 shutil.copytree(base.folder / stage / "entry", base.folder / stage / tag)
             path = base.folder / "golf_eval" / tag / "outcome.json"
             outcome = read_json(path)
+            outcome["tag"] = tag
             outcome["metrics"]["bpb"]["value"] += worse + 0.01 * seed
             path.write_text(json.dumps(outcome), encoding="utf-8")
     series = golf_eval.Config(tag="series", entries="golf", seeds=2)
@@ -90,6 +91,10 @@ def test_entries_are_compared_with_the_best_baseline(base) -> None:
     assert metrics["Baseline minus entry"]["value"] == pytest.approx(0.2)
     assert 0 < metrics["p"]["value"] < 0.01
     assert [curve["title"] for curve in outcome["curves"]] == ["Validation over the clock, first seed"]
+    [checks] = [table for table in outcome["tables"] if table["title"].startswith("Checks")]
+    others = ["series-naive-narrow-1", "series-naive-middle-1", "series-naive-middle-2", "series-naive-wide-1"]
+    assert [row[0] for row in checks["rows"]] == ["series-golf-1", "series-golf-2", *others]
+    assert all(" places, the largest error" in row[1] for row in checks["rows"])
     path = base.folder / "golf_eval/series-golf-2/outcome.json"
     outcome = read_json(path)
     outcome["metrics"]["Stride"] = 16

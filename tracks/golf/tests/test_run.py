@@ -8,7 +8,11 @@ import pytest
 import torch
 from outcomes import leave
 
+from bench.evidence import CARDS, PLANNED, Card
+from nanochat.config import parse
+from nanochat.log import table_of
 from nanochat.paths import read_json, write_json
+from tracks.golf import claims, run
 from tracks.golf.entries import BASELINES, tricks_of
 from tracks.golf.run import Config, steps
 from tracks.golf.series import best_baseline
@@ -54,6 +58,12 @@ def test_golf_repeats_the_best_baseline_ablates_and_resumes(series, base, tmp_pa
     assert finished(repeated.stdout) == began(ended.stdout)[:-2]
 
 
+def test_a_dry_run_plans_with_the_vocabulary_of_the_series(series, base) -> None:
+    said = series("tracks.golf.run", *GOLF, *FLAGS, "--dry-run").stdout
+    assert f"Number of parameters, embed: {320 * 32:,}\n" in said  # 300 tokens, in whole tiles
+    assert not (base / "tok_train").exists()
+
+
 def test_a_series_resumes_repeats_what_changed_and_ends_with_a_comparison(series, base, tmp_path) -> None:
     flags = [*GOLF, *FLAGS, FEW_TRICKS, "--seeds=1"]
     series("tracks.golf.run", *flags)
@@ -85,7 +95,8 @@ def test_the_ablation_has_seeds_of_its_own(base, ablation: int, ablated: list[in
     """The entry, the best baseline and the comparison keep all seeds."""
     for name, bpb in (("golf", 0.4), *((name, 0.5) for name in BASELINES)):
         metrics = {"bpb": {"value": bpb, "format": ".4f"}, "Stride": 64}
-        leave(base, "golf_eval", f"links-{name}-1", metrics=metrics)
+        checks = table_of("Checks", "Rule | Passed by", [["bytes", "read again"]])
+        leave(base, "golf_eval", f"links-{name}-1", metrics=metrics, tables=[checks])
     flags = shlex.join([*FLAGS, FEW_TRICKS])
     config = Config(tag="links", scale="embedded", vocab_size=300, flags=flags, ablate=True, ablation_seeds=ablation)
     *made, compared, _ = steps(config)
@@ -95,6 +106,14 @@ def test_the_ablation_has_seeds_of_its_own(base, ablation: int, ablated: list[in
     assert [f"golf-without-narrow-MLP-{seed}" for seed in ablated] == [name for name in scored if "narrow-MLP" in name]
     assert "--seeds=3" in compared.command
     assert f"--ablation-seeds={len(ablated)}" in compared.command  # the folder may have more, of earlier flags
+
+
+@pytest.mark.parametrize("card", [card for card in [*CARDS, *PLANNED] if card.tracks == ["golf"]])
+def test_the_tag_of_a_card_is_that_of_its_series(card: Card) -> None:
+    [command] = card.commands
+    words = shlex.split(command)
+    module = {"tracks.golf.run": run, "tracks.golf.claims": claims}[words[2]]
+    assert card.tag == module.settle(parse(module.Config, words[3:])).tag
 
 
 # flag, beginning of the sentence. Where there is a GPU, --scale=1gpu would train.

@@ -7,8 +7,9 @@ import pytest
 from outcomes import ENVIRONMENT, RECORD, leave
 
 from nanochat.errors import UserError
+from nanochat.log import table_of
 from nanochat.outcome import Outcome
-from tracks.golf.series import Arm, comparison_table, read_arm, require_equal
+from tracks.golf.series import Arm, checks_table, comparison_table, read_arm, require_equal
 
 
 def arm(name: str, bpb: list[float]) -> Arm:
@@ -63,11 +64,21 @@ def test_runs_become_means_if_they_can_be_compared() -> None:
         read_arm("series", "a", 2)
 
 
-def leave_run(base: Path, run: str, bpb: float, plan: str = "int8-row", **flags: Any) -> None:
-    """The records of a run: training with some flags, packing by a plan, and a score."""
+RULES = ("normalised", "causal", "score first", "bytes")
+
+
+def checks(run: str) -> dict[str, Any]:
+    """The table of what was checked of a run."""
+    return table_of("Checks", "Rule | Passed by", [[rule, f"{rule} of {run}"] for rule in RULES])
+
+
+def leave_run(base: Path, run: str, bpb: float, plan: str = "int8-row", checked: bool = True, **flags: Any) -> None:
+    """The records of a run: training with some flags, packing by a plan, and a score, with its checks."""
     leave(base, "base_train", run, config={"depth": 2, "seed": int(run[-1]), "compile": True, "resume": 0} | flags)
     leave(base, "golf_pack", run, config={"plan": plan})
-    leave(base, "golf_eval", run, config={"stride": -1, "count_tokenizer": False}, metrics={"bpb": bpb})
+    config = {"stride": -1, "count_tokenizer": False}
+    metrics = {"bpb": bpb, "Stride": 32}
+    leave(base, "golf_eval", run, config=config, metrics=metrics, tables=[checks(run)] if checked else [])
 
 
 def test_runs_with_other_flags_are_not_averaged(base: Path) -> None:
@@ -91,3 +102,15 @@ def test_runs_with_other_flags_are_not_averaged(base: Path) -> None:
     # A flag that came with a later version, at its default.
     leave_run(base, "links-same-2", 0.3, later=False)
     assert read_arm("links", "same", 2).values() == [0.1, 0.3]
+
+
+def test_runs_without_checks_are_refused_and_the_table_has_all_runs(base: Path) -> None:
+    for seed in (1, 2):
+        leave_run(base, f"links-one-{seed}", 0.1)
+        leave_run(base, f"links-other-{seed}", 0.1, checked=seed == 1)
+    arms = [read_arm("links", "one", 2), read_arm("links", "other", 1)]
+    runs = ["links-one-1", "links-one-2", "links-other-1"]
+    assert checks_table(arms)["rows"] == [[run, *(f"{rule} of {run}" for rule in RULES)] for run in runs]
+    sentence = r"links-other-2 was scored before artifacts were checked, .* --tag=links-other-2 --stride=32$"
+    with pytest.raises(UserError, match=sentence):
+        read_arm("links", "other", 2)

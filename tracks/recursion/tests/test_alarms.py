@@ -10,6 +10,7 @@ def validation(*bpb):
 
 
 GOOD, INVERTED, FLAT = validation(3.0, 2.5, 2.0), validation(2.0, 2.5, 2.4), validation(2.0, 1.99, 1.98)
+GROWING = INVERTED | {"train/exits": 1}  # of a curriculum: one exit alone is trained by then
 NORM = {"step": 7, "train/grad_norm": 1.0}
 
 
@@ -22,6 +23,10 @@ CASES = """
 [INVERTED | {"step": 0}, INVERTED, INVERTED], False, []
 [{"step": 1, "train/exits": 1}, INVERTED, INVERTED, INVERTED], False, []
 [{"step": 1, "train/exits": 2}, INVERTED, INVERTED, INVERTED], False, ["order"]
+[GROWING, GROWING, INVERTED | {"train/exits": 3}, INVERTED, INVERTED], False, ["order"]
+[INVERTED, INVERTED, GROWING, INVERTED | {"train/exits": 3}], False, ["order"]
+[INVERTED, INVERTED, GROWING], False, []
+[validation(3.0, 2.0), GROWING], True, []
 [FLAT], False, []
 [FLAT], True, ["refinement"]
 [NORM, {"step": 8, "train/grad_norm": 20.1}], False, ["gradient"]

@@ -22,6 +22,7 @@ FALLING = [3.0 - 0.1 * step for step in range(10)]
 @pytest.mark.parametrize(("phase", "preset"), [("fast", "aggressive"), ("extreme", "extreme")])
 def test_phases_are_presets(series, base, phase, preset) -> None:
     done = series("tracks.recursion.phases", f"--phase={phase}", "--data=letters", *SMALL, "--dry-run")
+    assert f"Number of parameters, embed: {12 * 32 * 65_536:,}\n" in done.stdout  # of the tokenizer to come
     assert f"recursion {preset}: each block runs 4 exits x 1 passes x (2 loops + 1) times" in done.stdout
     assert not (base / "tok_train").exists()
 

@@ -6,11 +6,16 @@ import pytest
 from outcomes import leave
 from small_runs import SMALL
 
+from nanochat.config import parse
 from nanochat.errors import UserError
 from nanochat.jobs.runner import difference, input_hashes
 from nanochat.paths import read_json, write_json
-from tracks.recursion.run import Config, arm_flags, steps
+from scripts.base_train import Config as Plain
+from tracks.recursion import sudoku
+from tracks.recursion.run import MODULES, Config, arm_flags, common_flags, steps
+from tracks.recursion.settings import with_preset
 from tracks.recursion.shapes import Shape
+from tracks.recursion.train import Config as Recursive
 
 
 @pytest.mark.slow
@@ -55,7 +60,10 @@ def test_a_comparison_is_repeated_if_a_run_was_trained_again(base, monkeypatch) 
     for tag in tags:
         leave(base, "base_train", tag)
         write_json(base / f"base_train/{tag}/step_000002/manifest.json", {"loop": {"seconds": 9.0}, "num_shards": 0})
-    *_, comparison, _ = steps(Config(seeds=2, depth=1, width=32), "letters")
+    flags = "--matrix-lr=0.01 --dtype fp32 --device_type=cpu"
+    *_, comparison, _ = steps(Config(seeds=2, depth=1, width=32, flags=flags), "letters")
+    # Refits train heads: in the precision and on the device of the series.
+    assert comparison.command[-2:] == ["--dtype=fp32", "--device-type=cpu"]
     assert comparison.output == "recursion_eval/recursion"
     before = input_hashes(comparison)
     assert sorted(before) == sorted(str(base / f"base_train/{tag}/outcome.json") for tag in tags)
@@ -75,11 +83,28 @@ def test_l_runs_its_layers_as_often_as_r_trains_them(flags: str, sweeps: int) ->
     assert all(flag in arms["R"] for flag in flags.split())
 
 
+def test_all_arms_clip_and_warm_up_alike() -> None:
+    """A preset of recursion has a clip, and base training has none: R is not to have it alone."""
+    config = Config()
+    arms = {arm: [*common_flags(config), *flags] for arm, flags in arm_flags(config, Shape(14, 32)).items()}
+    settings = {
+        arm: with_preset(parse(Recursive, words)) if arm in MODULES else parse(Plain, words)
+        for arm, words in arms.items()
+    }
+    assert {(one.grad_clip, one.warmup_steps) for one in settings.values()} == {(1, 20)}
+    of_sudoku = [
+        with_preset(parse(Recursive, sudoku.base_flags(sudoku.Config(), "R"))),
+        parse(Plain, sudoku.base_flags(sudoku.Config(), "P")),
+    ]
+    assert [one.grad_clip for one in of_sudoku] == [1, 1]
+
+
 @pytest.mark.slow
 def test_the_best_of_three_shapes_is_compared(series, base, tmp_path) -> None:
     flags = ["--data=letters", "--vocab-size=300", "--steps=2", "--depth=2", "--width=32", *SMALL, "--max-seq-len=64"]
     flags += ["--head-dim=16"]
     plan = series("tracks.recursion.run", *flags, "--dry-run").stdout
+    assert plan.count(f"Number of parameters, embed: {320 * 32:,}\n") == 2  # of 300 tokens: no tokenizer is there
     assert "The refits of R's first and last exit, for each seed, come on top" in plan
     assert re.search(r"\| F, deep +\| 1 +\|", plan)
     assert re.search(r"\| F, medium +\| 1 +\|", plan)

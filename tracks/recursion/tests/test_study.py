@@ -8,13 +8,14 @@ from base_runs import Base
 from outcomes import ENVIRONMENT, RECORD
 
 from nanochat.checkpoint import Checkpoint
+from nanochat.errors import UserError
 from nanochat.log import MetricLog
 from nanochat.outcome import Outcome
 from nanochat.runtime import setup
 from tracks.recursion.model import MODELS, RecursiveGPT
 from tracks.recursion.settings import PRESET_FIELDS
 from tracks.recursion.shapes import BPB
-from tracks.recursion.study import ArmRun, SeedResult, applications, figures, refit_exits, verdict
+from tracks.recursion.study import FREE, ArmRun, SeedResult, applications, figures, refit_exits, verdict
 
 GOOD, NOTHING, BAD = [0.20, 0.21, 0.22], [0.01, -0.01, 0.0], [-0.20, -0.21, -0.22]
 
@@ -75,6 +76,14 @@ def test_the_verdict_is_on_equal_terms() -> None:
     assert verdict(own, both, gains) == figures(results)["Verdict"] == "a poor first exit"
 
 
+def test_a_single_exit_is_not_in_order_and_not_out_of_it() -> None:
+    """A curriculum may begin with one."""
+    result = made([0.8, 0.6], 0.65, 0.65)
+    [step, validation] = result.arms["R"].records
+    result.arms["R"].records[:] = [step, validation | {"train/exits": 1}, validation | {"train/exits": 2}]
+    assert figures([result])["Exits in order"] == "1 of 1 validations"
+
+
 def test_applications_are_those_that_training_runs() -> None:
     """An arm L for all exits is too long for a curriculum that trains fewer of them."""
     recursive = {"supervision": 4, "passes": 1, "loops": 2}
@@ -82,6 +91,22 @@ def test_applications_are_those_that_training_runs() -> None:
     assert applications(recursive, {"curriculum": "2,3,4"}) == applications({"sweeps": 9}, {}) == 9
     assert applications(recursive, {"curriculum": "3,4"}) == 10.5
     assert applications({"depth": 2}, {}) == 1
+
+
+@pytest.mark.parametrize("name", ["grad_clip", "warmup_steps"])
+def test_an_arm_that_clips_or_warms_up_in_another_way_is_refused(name: str) -> None:
+    """They change what the optimizer does, and not what recursion is."""
+
+    def run(tag: str, value: float) -> ArmRun:
+        outcome = Outcome(**RECORD | {"stage": "base_train", "tag": tag, "environment": ENVIRONMENT})
+        source = {"setting": {}, "rows": 1}
+        config = {name: value, "loops": value}
+        return ArmRun(outcome, Checkpoint(Path(tag), 9, {"config": config, "source": source}), [])
+
+    recursion, plain = run("recursion-R-1", 1.0), run("recursion-P-1", 0.0)
+    with pytest.raises(UserError, match=f"recursion-P-1 has {name} = 0.0, and recursion-R-1 1.0: train one of them"):
+        plain.require_equal(recursion, FREE["P"])
+    run("recursion-P-1", 1.0).require_equal(recursion, FREE["P"])
 
 
 class PoorFirstExit(RecursiveGPT):

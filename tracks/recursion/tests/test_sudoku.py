@@ -56,6 +56,7 @@ def test_recursion_on_puzzles_ends_with_a_table_and_a_card(series, tmp_path) -> 
 def test_a_dry_run_prints_the_plans_and_trains_nothing(series, base) -> None:
     done = series("tracks.recursion.sudoku", "--data=letters", "--dry-run")
     assert "recursion aggressive: each block runs" in done.stdout
+    assert done.stdout.count(f"Number of parameters, embed: {320 * 64:,}\n") == 2  # 300 tokens, in whole tiles
     assert not (base / "tok_train").exists()
 
 
