@@ -47,7 +47,7 @@ from nanochat.paths import (
     write_text,
 )
 from nanochat.trial import arena, decision
-from nanochat.trial.arena import Failure, Killed
+from nanochat.trial.arena import Failure, Killed, Late
 from nanochat.trial.decision import Answer, Gain, Noise, Part, Plan, Verdict
 from nanochat.trial.ledger import GENESIS, Ledger, read, verify
 from nanochat.trial.listing import ANSWERS, length_words, list_lines, listed
@@ -72,6 +72,7 @@ ROOT_VARIABLE = "NANOCHAT_TRIAL_ROOT"  # set by whoever hands over: the reposito
 METRICS = ("seconds", "cpu_seconds", "memory", "scoring", "bytes")  # of a run, beside bits per byte
 FIXED = ("commit", "referee", "scale", "budget", "data", "unsafe")  # of referee.json, in the ledger's first line
 FIRST_BYTES = 10**8  # of the files of a run, as long as none is known
+MORE_SCORING = 20.0  # seconds of processor time beyond the bound
 LARGER = 3.0  # times the bytes of the incumbent's files: a checkpoint that carries something else
 SUBSET = 2  # of the documents of a corpus's validation text every second one is the holdout's
 
@@ -346,13 +347,13 @@ def run_trial(question: Question) -> int:
 WORDS = {
     "cpu_seconds": "processor time for what it counts as the same work",
     "seconds": "time",
-    "scoring": "time to be scored",
+    "scoring_cpu_seconds": "processor time to be scored",
     "bytes": "bytes of files",
 }
 ADVICE = {
     "cpu_seconds": "ask with --budget=seconds, in another series",
     "seconds": "both end by the clock",
-    "scoring": "it does more than to score",
+    "scoring_cpu_seconds": "it does more than to score",
     "bytes": "a checkpoint has weights and states of an optimizer",
 }
 # Files of the code that decide how much a run trains: a little more passes the bounds on time.
@@ -558,20 +559,20 @@ class Trial:
                 found[name].append(self._run(side, part, number))
             one, other = found["incumbent"][-1], found["candidate"][-1]
             scores.append((one["bpb"], other["bpb"]))
-            self._check_pairs(found, part)
+            self._check_pairs(found, part, pairs)
             gain = one["bpb"] - other["bpb"]
             self._say(f"{part.value} pair {number + 1} of {pairs}: gain {gain:+.4f} bits per byte")
         return scores
 
-    def _check_pairs(self, found: dict[str, list[Record]], part: Part) -> None:
-        """Raise Refused if the candidate does not use its seed, or has more than the incumbent to work with."""
+    def _check_pairs(self, found: dict[str, list[Record]], part: Part, pairs: int) -> None:
+        """Raise Refused if the candidate does not use its seed, or has more than the incumbent to work with.
+
+        pairs: of the whole part.
+        """
         for name, what in SEEDED.items():
             values = [run[name] for run in found["candidate"] if run[name]]
             if len(set(values)) < len(values):
                 raise Refused("seed", f"two seeds give the candidate the same {what}: its seed is chosen, not given")
-        most = decision.SLOWER[1]
-        # Scoring includes loading, which takes seconds even for a small model.
-        limits = {"scoring": (most, 20.0), "bytes": (LARGER, 0.0)}
         if self.series.fixed["budget"] == "seconds":  # both sides of every part are trained in turns
             floor = [run["seconds"] for run in self._incumbents(Part.SCREEN, self.series.scale.floor)]
             one, other = ([run["seconds"] for run in runs] for runs in found.values())
@@ -580,13 +581,15 @@ class Trial:
                 raise _over_budget("seconds", times)
         else:  # threads that wait use processor time up too, and other work on the machine changes seconds
             self._check_work(found, part)
-        for name, (factor, more) in limits.items():
-            times = _beyond(name, found["incumbent"], found["candidate"], factor, more)
-            if times and name == "scoring" and part is Part.SCREEN:  # another hour, when the machine was less busy
-                beside = self._incumbents(Part.AGAIN, len(found["candidate"]))
-                times = _beyond(name, beside, found["candidate"], factor, more)
+        if len(found["candidate"]) >= min(pairs, 2):  # one slow minute is no work
+            times = _scored_longer(found["incumbent"], found["candidate"])
+            if times and part is Part.SCREEN:  # another hour, when the machine was less busy
+                times = _scored_longer(self._incumbents(Part.AGAIN, len(found["candidate"])), found["candidate"])
             if times:
-                raise _over_budget(name, times)
+                raise _over_budget("scoring_cpu_seconds", times)
+        one, other = (statistics.median(run["bytes"] for run in runs) for runs in found.values())
+        if other > LARGER * one:
+            raise _over_budget("bytes", other / one)
 
     def _check_work(self, found: dict[str, list[Record]], part: Part) -> None:
         """Raise Refused if the candidate has taken more processor time than chance explains."""
@@ -660,14 +663,13 @@ class Trial:
         folder = series.folder / "runs" / key
         shutil.rmtree(folder, ignore_errors=True)
         self._check_space()
-        unsafe = series.fixed["unsafe"]
         try:
             try:
                 measured = self._trained(side, flags, folder)
             except Killed:  # once more: the machine may have done it for other work
                 series.ledger.add("crash", key=key, side=side.key, part=part.value, number=number, reason="killed")
                 measured = self._trained(side, flags, folder)
-            measured |= arena.score(side, series.folder / "home", folder, series.documents("validation"), unsafe)
+            measured |= _scored(series, side, key, "validation", part=part.value, number=number)
             measured["weights"] = arena.weights_hash(folder)
         except (Failure, Refused) as error:
             shutil.rmtree(folder, ignore_errors=True)
@@ -810,16 +812,35 @@ def machine_name() -> str:
     return f"{platform.machine()} {text_sha256(processor())[:12]} {facts['CPUs']} {facts['GPUs']} torch {software}"
 
 
-def work_of(runs: Sequence[Record], beside: Sequence[Record]) -> list[float]:
-    """Return the processor time of a side's runs, with what processes may hide that the runs beside it do not have."""
-    usual = statistics.median(run["processes"] for run in beside)
-    return [run["cpu_seconds"] + sandbox.UNSEEN * max(0, run["processes"] - usual) for run in runs]
+def work_of(runs: Sequence[Record], beside: Sequence[Record], kind: str = "") -> list[float]:
+    """Return the processor time of a side's runs, with what processes may hide that the runs beside it do not have.
+
+    kind: "scoring_" for that of scoring.
+    """
+    seconds, processes = f"{kind}cpu_seconds", f"{kind}processes"
+    usual = statistics.median(run[processes] for run in beside)
+    return [run[seconds] + sandbox.UNSEEN * max(0, run[processes] - usual) for run in runs]
 
 
-def _beyond(name: str, incumbent: Sequence[Record], candidate: Sequence[Record], factor: float, more: float) -> float:
-    """Return how many times the incumbent's figure the candidate has; 0 where that is at most factor times and more."""
-    one, other = (statistics.median(run[name] for run in runs) for runs in (incumbent, candidate))
-    return other / one if other > factor * one + more else 0.0
+def _scored_longer(incumbent: Sequence[Record], candidate: Sequence[Record]) -> float:
+    """Return how many times the incumbent's processor time it takes to score the candidate; 0.0 if that is in bounds.
+
+    Of two pairs both have to be beyond them. Loading counts, which takes seconds even for a small model.
+    """
+    one = statistics.median(run["scoring_cpu_seconds"] for run in incumbent)
+    other = statistics.median_low(work_of(candidate, incumbent, "scoring_"))
+    return other / one if other > decision.SLOWER[1] * one + MORE_SCORING else 0.0
+
+
+def _scored(series: Series, side: Side, key: str, text: str, **about: object) -> Record:
+    """Return what a run's model scores on a sealed text. about: the run, for the ledger."""
+    unsafe = series.fixed["unsafe"]
+    given = side, series.folder / "home", series.folder / "runs" / key, series.documents(text), unsafe
+    try:
+        return arena.score(*given)
+    except (Killed, Late) as error:  # once more: the machine may have done it for other work
+        series.ledger.add("crash", key=key, side=side.key, **about, reason=str(error))
+        return arena.score(*given)
 
 
 def _over_budget(name: str, times: float) -> Refused:

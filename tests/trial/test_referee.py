@@ -26,8 +26,9 @@ from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.paths import read_sha256, write_json
 from nanochat.trial import arena, referee
-from nanochat.trial.arena import Failure, Killed
+from nanochat.trial.arena import Failure, Killed, Late
 from nanochat.trial.decision import Plan
+from nanochat.trial.judging import Judgement
 from nanochat.trial.ledger import Ledger
 from nanochat.trial.referee import (
     FIXED,
@@ -41,6 +42,7 @@ from nanochat.trial.referee import (
     verify_series,
     work_of,
 )
+from nanochat.trial.scorer import Broken, Refused
 from nanochat.trial.sides import Side, _kept
 
 # The first test waits for the noise floor and a trial: minutes on a machine with other work.
@@ -461,7 +463,8 @@ class Fake:
 
     def score(self, side: Side, *_: object) -> Record:
         bpb = (2.0 if side.name == "candidate" else 2.5) + 0.001 * (len(self.trained) % 4)
-        return {"scoring": 1.0, "bpb": bpb, "sum_error": 0.0, "difference": 0.0}
+        used = {"scoring_cpu_seconds": 1.0, "scoring_processes": 9}
+        return {"scoring": 1.0, **used, "bpb": bpb, "sum_error": 0.0, "difference": 0.0}
 
     def weights_hash(self, folder: Path) -> str:
         count = sum(name == "candidate" for name, _ in self.trained)
@@ -501,6 +504,26 @@ def test_a_run_that_the_machine_kills_is_tried_once_more(
     assert (found["answer"], found.get("failed", False)) == (answer, answer == "discard")
     assert len(fake.trained) == tries
     assert len(fake.series.ledger.of_kind("crash")) == len(killed)
+
+
+@pytest.mark.parametrize(("error", "times", "answer"), [(Killed, 1, "keep"), (Late, 1, "keep"), (Late, 2, "discard")])
+def test_a_score_that_the_machine_stops_is_tried_once_more(
+    error: type[Failure], times: int, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is not trained again."""
+    fake = Fake(tmp_path, monkeypatch, Plan(2, 0, 0, 0.001))
+    own, stopped = fake.score, []
+
+    def score(side: Side, *given: Any) -> Record:
+        if side.name == "candidate" and len(stopped) < times:
+            stopped.append(side)
+            raise error("its model was not scored, twice")
+        return own(side, *given)
+
+    monkeypatch.setattr(arena, "score", score)
+    found = fake.record()
+    assert (found["answer"], len(fake.series.ledger.of_kind("crash"))) == (answer, times)
+    assert len({*fake.trained}) == len(fake.trained)
 
 
 def test_an_order_of_the_text_that_does_not_follow_the_seed_is_refused(
@@ -618,7 +641,7 @@ def test_by_the_clock_the_incumbent_is_trained_beside_each_candidate(
     assert flops.parts() == ["screen"] * 5  # there the noise floor's runs are the pairs'
 
 
-@pytest.mark.parametrize(("again", "refused", "asked"), [(50.0, None, 2), (10.0, "budget", 1)])
+@pytest.mark.parametrize(("again", "refused", "asked"), [(50.0, None, 2), (10.0, "budget", 2)])
 def test_before_a_slow_score_is_refused_the_incumbent_is_scored_again(
     again: float, refused: str | None, asked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -629,11 +652,33 @@ def test_before_a_slow_score_is_refused_the_incumbent_is_scored_again(
     def score(side: Side, *given: Any) -> Record:
         late = any(name == "candidate" for name, _ in fake.trained)
         seconds = 60.0 if side.name == "candidate" else again if late else 10.0
-        return own(side, *given) | {"scoring": seconds}
+        return own(side, *given) | {"scoring_cpu_seconds": seconds}
 
     monkeypatch.setattr(arena, "score", score)
     assert fake.record().get("refused") == refused
-    assert fake.parts().count("again") == asked  # after each pair
+    assert fake.parts().count("again") == asked  # once there are two pairs
+
+
+@pytest.mark.parametrize(("slow", "refused"), [(1, None), (12, "budget")])
+@pytest.mark.parametrize("part", ["confirm", "depth"])
+def test_one_slow_minute_refuses_nobody(
+    part: str, slow: int, refused: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the candidate's scores in a part, the first ones are slow, by the clock and by processor time."""
+    fake = Fake(tmp_path, monkeypatch, Plan(2, 6, 2, 0.001))
+    own, late = fake.score, []
+
+    def score(side: Side, *given: Any) -> Record:
+        before = 5 if part == "confirm" else 17
+        if side.name == "candidate" and len(fake.trained) > before and len(late) < slow:
+            late.append(side)
+            return own(side, *given) | {"scoring": 900.0, "scoring_cpu_seconds": 900.0}
+        return own(side, *given) | {"scoring": 900.0}  # a busy hour for everybody
+
+    monkeypatch.setattr(arena, "score", score)
+    found = fake.record()
+    assert found.get("refused") == refused
+    assert len(late) == (2 if refused else 1)
 
 
 @pytest.mark.parametrize(("times", "refused"), [(1.4, "budget"), (1.05, None)])
@@ -712,6 +757,29 @@ def test_the_reason_why_a_model_cannot_be_scored_is_where_the_answer_says(
         arena.score(Side("a", "HEAD", tmp_path), tmp_path / "home", place, [], False)
     shutil.rmtree(place)
     assert Path(str(raised.value).rpartition(" in ")[2]).read_text(encoding="utf-8") == "its words"
+
+
+@pytest.mark.parametrize(
+    ("stop", "error", "sentence"),
+    [
+        (Broken("its process has ended", killed=True), Killed, "the scoring of its model was killed, twice"),
+        (Refused("time", "it takes longer than 120 s"), Late, "was not scored, twice: refused, time: it takes longer"),
+        (Judgement(bytes=1, ended=False), Late, "its process did not end when its model was scored"),
+    ],
+)
+def test_what_the_machine_may_have_stopped_is_told_from_other_failures(
+    stop: object, error: type[Failure], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judge(*_: object) -> object:
+        if isinstance(stop, Exception):
+            raise stop
+        return stop
+
+    monkeypatch.setattr(arena, "judge", judge)
+    (tmp_path / "home/tok_train/default").mkdir(parents=True)
+    (tmp_path / "runs/key").mkdir(parents=True)
+    with pytest.raises(error, match=sentence):
+        arena.score(Side("a", "HEAD", tmp_path), tmp_path / "home", tmp_path / "runs/key", [], False)
 
 
 def test_a_run_does_not_begin_without_room_for_its_files(tmp_path: Path) -> None:
