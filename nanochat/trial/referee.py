@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
 ROOT_VARIABLE = "NANOCHAT_TRIAL_ROOT"  # set by whoever hands over: the repository that is asked about
 METRICS = ("seconds", "cpu_seconds", "memory", "scoring", "bytes")  # of a run, beside bits per byte
-FIXED = ("commit", "referee", "scale", "budget", "data", "unsafe")  # of referee.json, in the ledger's first line
+FIXED = ("root", "commit", "referee", "scale", "budget", "data", "unsafe")  # of referee.json
 FIRST_BYTES = 10**8  # of the files of a run, as long as none is known
 MORE_SCORING = 20.0  # seconds of processor time beyond the bound
 LARGER = 3.0  # times the bytes of the incumbent's files: a checkpoint that carries something else
@@ -116,11 +116,16 @@ class Series:
     def check(self) -> None:
         """Raise a UserError if what was fixed, or a text that was made, is not what the ledger's first line says."""
         [first] = self.ledger.of_kind("series")
-        changed = [name for name in FIXED if first[name] != self.fixed[name]]
+        if not pinned(self.fixed).keys() <= first.keys():
+            raise UserError(
+                f"{self.ledger.path} does not name the repository and the secret of its series, as older ledgers do not:"
+                " begin another series with --series=NAME"
+            )
+        changed = [name for name, value in pinned(self.fixed).items() if first[name] != value]
         if changed:
             raise UserError(
-                f"{self.folder}/referee.json has another {changed[0]} than the ledger: begin another series with"
-                " --series=NAME"
+                f"{self.folder}/referee.json has another {changed[0].removesuffix('_sha256')} than the ledger:"
+                " begin another series with --series=NAME"
             )
         for name, content in first["files"].items():
             path = self.folder / name
@@ -131,6 +136,11 @@ class Series:
         """Return a seed that nobody knows before; the same for the same names."""
         text = " ".join(map(str, [self.fixed["secret"], *names]))
         return int(text_sha256(text)[:8], 16) >> 1
+
+
+def pinned(fixed: Record) -> Record:
+    """Return what the ledger's first line has of referee.json: of the secret its hash."""
+    return {**{name: fixed.get(name) for name in FIXED}, "secret_sha256": text_sha256(fixed["secret"])}
 
 
 # ---- the copy that judges ----
@@ -216,11 +226,13 @@ def _fix(question: Question, root: Path, folder: Path) -> None:
     from nanochat.data.corpus import absolute_data
 
     sandbox.require(question.unsafe)
+    data = question.data or SCALES[question.scale].data
+    if data:
+        _check_secret(data)
     commit = commit_of(root, question.incumbent)
     copy = committed(root, commit, folder / "code")
     if not (copy / "nanochat/trial/referee.py").is_file():
         raise UserError(f"commit {commit[:8]} has no referee: the incumbent has to contain scripts/trial.py")
-    data = question.data or SCALES[question.scale].data
     folder.chmod(0o700)
     fixed = {
         "root": str(root.resolve()),
@@ -235,6 +247,23 @@ def _fix(question: Question, root: Path, folder: Path) -> None:
     write_json(folder / "referee.json", fixed)
 
 
+def _check_secret(data: str) -> None:
+    """Raise a UserError for text that a candidate could write itself: an embedded world follows from its seed."""
+    from nanochat.data.corpus import parse_data, world_seed
+
+    if all(world_seed(source) is None for source, _ in parse_data(data)):
+        return
+    if "auto" in data:
+        raise UserError(
+            f"--data={data} finds no text on this machine but an embedded world, whose validation text a candidate"
+            " could write itself: name a corpus or a folder with --data, or use --scale=embedded, whose world is secret"
+        )
+    raise UserError(
+        f"--data={data} has an embedded world of a known seed, whose validation text a candidate could write itself:"
+        " name another text, or use --scale=embedded without --data, whose world has a secret seed"
+    )
+
+
 # ---- texts ----
 
 
@@ -246,7 +275,7 @@ def open_series(folder: Path) -> Series:
     if not ledger.of_kind("series"):
         with redirect_stdout(sys.stderr):  # with --json, stdout has the answer alone
             facts = _prepare(series)
-        ledger.add("series", **{name: fixed[name] for name in FIXED}, **facts)
+        ledger.add("series", **pinned(fixed), **facts)
     series.check()
     return series
 

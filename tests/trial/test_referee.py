@@ -22,6 +22,7 @@ from contain import NEEDS_SANDBOX
 from copies import ROOT, listed
 
 from nanochat import cores
+from nanochat.data import corpus
 from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.paths import read_sha256, write_json
@@ -38,6 +39,7 @@ from nanochat.trial.referee import (
     answer_lines,
     begin,
     open_holdout,
+    pinned,
     run_trial,
     verify_series,
     work_of,
@@ -442,7 +444,7 @@ class Fake:
             (folder / name / "nanochat/gpt.py").write_text(f"# {name}\n", encoding="utf-8")
             self.code[name] = _kept(folder / name, folder / "code")
         self.series = opened(folder, budget=budget, referee=self.code["incumbent"].name)
-        self.series.ledger.add("series", **{name: self.series.fixed[name] for name in FIXED}, files={})
+        self.series.ledger.add("series", **pinned(self.series.fixed), files={})
         self.killed: set[int] = set()  # runs, by number
         self.rows = ""
         self.memory = 1.0
@@ -562,6 +564,45 @@ def test_a_candidate_that_changes_how_a_run_is_counted_has_a_note(
     (tmp_path / "again/candidate/nanochat/scaling.py").write_text("# longer\n", encoding="utf-8")
     again.code["candidate"] = _kept(tmp_path / "again/candidate", tmp_path / "again/code")
     assert "the candidate changes nanochat/scaling.py, by which" in again.record()["note"]
+
+
+@pytest.mark.parametrize("name", ["root", "commit", "secret"])
+def test_what_a_series_keeps_to_is_in_its_ledger(name: str, tmp_path: Path) -> None:
+    """Another secret would draw other seeds for the same question."""
+    series = opened(tmp_path)
+    series.ledger.add("series", **pinned(series.fixed), files={})
+    series.check()
+    assert series.fixed["secret"] not in series.ledger.of_kind("series")[0].values()
+    series.fixed[name] = "another"
+    with pytest.raises(UserError, match=f"referee.json has another {name} than the ledger"):
+        series.check()
+
+
+def test_a_ledger_of_before_names_no_secret_and_takes_no_question(tmp_path: Path) -> None:
+    series = opened(tmp_path)
+    series.ledger.add("series", **dict.fromkeys(FIXED, ""), files={})
+    with pytest.raises(
+        UserError, match=r"does not name the repository and the secret of .*: begin another series with"
+    ):
+        series.check()
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        ("", "--data=auto finds no text on this machine but an embedded world"),  # of --scale=cpu
+        ("world", "--data=world has an embedded world of a known seed"),
+        ("climbmix:0.9,world-2:0.1", "has an embedded world of a known seed"),
+    ],
+)
+def test_a_text_that_a_candidate_could_write_is_refused(
+    data: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    monkeypatch.setattr(corpus, "text_here", lambda: "")
+    with pytest.raises(UserError, match=sentence):
+        begin(dataclasses.replace(QUESTION, scale="cpu", data=data))
+    assert not (tmp_path / "trial/default/referee.json").exists()
 
 
 @pytest.mark.parametrize("name", ["sealed/validation.json", "code", "referee.json"])
