@@ -48,7 +48,7 @@ from nanochat.paths import (
 )
 from nanochat.trial import arena, decision
 from nanochat.trial.arena import Failure, Killed, Late
-from nanochat.trial.decision import Answer, Gain, Noise, Part, Plan, Verdict
+from nanochat.trial.decision import Answer, Noise, Part, Plan, Verdict
 from nanochat.trial.ledger import GENESIS, Ledger, read, verify
 from nanochat.trial.listing import ANSWERS, length_words, list_lines, listed
 from nanochat.trial.scorer import Refused
@@ -69,7 +69,8 @@ if TYPE_CHECKING:
     from nanochat.data.corpus import Corpus
 
 ROOT_VARIABLE = "NANOCHAT_TRIAL_ROOT"  # set by whoever hands over: the repository that is asked about
-METRICS = ("seconds", "cpu_seconds", "memory", "scoring", "bytes")  # of a run, beside bits per byte
+TIMES = ("seconds", "cpu_seconds", "scoring")  # of a run, which other work on the machine changes
+METRICS = (*TIMES, "memory", "bytes")  # of a run, beside bits per byte
 FIXED = ("root", "commit", "referee", "scale", "budget", "data", "unsafe")  # of referee.json
 FIRST_BYTES = 10**8  # of the files of a run, as long as none is known
 MORE_SCORING = 20.0  # seconds of processor time beyond the bound
@@ -118,7 +119,7 @@ class Series:
         [first] = self.ledger.of_kind("series")
         if not pinned(self.fixed).keys() <= first.keys():
             raise UserError(
-                f"{self.ledger.path} does not name the repository and the secret of its series, as older ledgers do not:"
+                f"{self.ledger.path} is of before ledgers named the repository and the secret of their series:"
                 " begin another series with --series=NAME"
             )
         changed = [name for name, value in pinned(self.fixed).items() if first[name] != value]
@@ -495,7 +496,9 @@ class Trial:
             )
             noise = self._noise()
             self._say_length()
-            verdict = decision.decide(self.question.plan, self.number, noise, self._draw, self.series.scale.depths)
+            shown = decision.smallest(noise, self.question.plan, self.number)
+            self._say(f"the noise is {noise.sd:.4f} bits per byte over seeds: this question shows gains of {shown:.4f}")
+            verdict = decision.decide(self.question.plan, self.number, noise, self._pairs, self.series.scale.depths)
             found = self._found(verdict)
         except Refused as refused:
             found = {"answer": "discard", "reason": str(refused), "refused": refused.check}
@@ -520,10 +523,7 @@ class Trial:
         shown = decision.smallest(noise, plan, self.number)
         reason = verdict.reason
         if verdict.answer is Answer.UNDECIDED:
-            wanted = decision.pairs_for(verdict.aim, noise, plan, self.number + 1)
-            more = f"{wanted - plan.pairs} more pairs" if wanted < decision.MOST_PAIRS else "256 pairs and more"
-            runs = plan.with_pairs(wanted).runs
-            reason += f"{more} would show {verdict.aim:.4f}: --pairs={wanted} asks for them, up to {runs} runs"
+            reason += self._advice(verdict.aim, noise)
         return {
             "answer": verdict.answer.value,
             "reason": reason,
@@ -535,21 +535,38 @@ class Trial:
             "pairs": verdict.gain.pairs,
             "p": verdict.p,
             "level": verdict.level,
-            "second": verdict.second and _second_record(verdict.second),
+            "part": verdict.part,
+            "second": _second_record(verdict),
             "noise": noise._asdict(),
             "smallest": shown,
+            "in_turns": self._measured[0] is not Part.SCREEN,  # the runs that the metrics are of
             "metrics": {name: self._difference(name) for name in self.question.metrics},
             "confirmed": self._confirmed(verdict),
         }
 
+    def _advice(self, aim: float, noise: Noise) -> str:
+        """Return how many more pairs would show a gain."""
+        plan = self.question.plan
+        wanted = decision.pairs_for(aim, noise, plan, self.number + 1)
+        if wanted is None:
+            most = max(plan.pairs, decision.MOST_PAIRS)
+            return f"more than {most} pairs would be needed to show {aim:.4f}: this scale cannot show it"
+        asked = f"--pairs={wanted} asks for them, up to {plan.with_pairs(wanted).runs} runs"
+        return f"{wanted - plan.pairs} more pairs would show {aim:.4f}: {asked}"
+
     def _difference(self, metric: str) -> Record:
-        """Return what both sides took, in the pairs of the first part, and the change in percent with its interval."""
+        """Return what both sides took, and the change in percent with its interval.
+
+        The incumbent's runs may be those of the noise floor, of another hour: a change of times would be the machine's.
+        """
+        part, count = self._measured
         sides = []
         for side in (self.incumbent, self.candidate):
-            runs = [self._there(side, self._first, number) for number in range(self.question.plan.pairs)]
+            runs = [self._there(side, part, number) for number in range(count)]
             sides.append([run[metric] for run in runs if run])
         found = {"incumbent": statistics.median(sides[0]), "candidate": statistics.median(sides[1])}
-        if len(sides[0]) > 1 and min(map(min, sides)) > 0:  # a run says itself how much memory it took
+        comparable = part is not Part.SCREEN or metric not in TIMES
+        if comparable and count > 1 and min(map(min, sides)) > 0:  # a run says itself how much memory it took
             times = decision.gain_of([(math.log(other), math.log(one)) for one, other in zip(*sides, strict=True)])
             found |= {"change": 100 * math.expm1(times.mean), "interval": 100 * math.expm1(times.half())}
         return found
@@ -575,6 +592,16 @@ class Trial:
         if not noise.sd:
             raise UserError("the incumbent's runs have the same figure for every seed: it does not use the seed")
         return noise
+
+    def _pairs(self, part: Part, count: int) -> list[decision.Pair]:
+        """Return the scores of pairs as `_draw` does; NoPairs where the second depth takes too much, or fails."""
+        try:
+            return self._draw(part, count)
+        except (Failure, Refused) as error:
+            cheats = isinstance(error, Refused) and error.check != "budget"
+            if part is not Part.DEPTH or cheats:
+                raise
+            raise decision.NoPairs(str(error)) from None
 
     def _draw(self, part: Part, pairs: int) -> list[decision.Pair]:
         """Train pairs, and return their scores; raise Refused if they are no fair pairs."""
@@ -656,6 +683,14 @@ class Trial:
         By the clock the noise floor's runs of the incumbent are no pairs: a slow hour would hit the candidate alone.
         """
         return Part.BESIDE if self.series.fixed["budget"] == "seconds" else Part.SCREEN
+
+    @property
+    def _measured(self) -> tuple[Part, int]:
+        """Return the part whose runs say what both sides take, and its pairs: the confirmation, if there was one."""
+        plan = self.question.plan
+        if plan.confirming and self._there(self.candidate, Part.CONFIRM, plan.confirming - 1):
+            return Part.CONFIRM, plan.confirming
+        return self._first, plan.pairs
 
     def _depth(self, part: Part) -> int:
         return self.series.scale.depths[part is Part.DEPTH]
@@ -876,8 +911,11 @@ def _over_budget(name: str, times: float) -> Refused:
     return Refused("budget", f"it has {times:.2f} times the incumbent's {WORDS[name]}: {ADVICE[name]}")
 
 
-def _second_record(gain: Gain) -> Record:
-    """Return what the second depth has shown."""
+def _second_record(verdict: Verdict) -> Record | None:
+    """Return what the second depth has shown; None if it was not asked."""
+    gain = verdict.second
+    if gain is None:
+        return {"answer": "failed", "reason": verdict.failed} if verdict.failed else None
     answer = "undecided"
     if gain.p_better() <= decision.WORSE:
         answer = "better"
@@ -894,9 +932,10 @@ def answer_lines(record: Record) -> list[str]:
     lines = ["", f"{ANSWERS[record['answer']]}: {record['reason']}"]
     metrics: dict[str, object] = {}
     if "gain" in record:
+        then = "goes on" if record["part"] == "filter" else "is kept"
         lines.append(
             f"gain: {record['gain']:+.4f} ± {record['interval']:.4f} bits per byte over {record['pairs']} pairs, "
-            f"p = {record['p']:.2g}; it is kept at {record['level']:.2g}"
+            f"p = {record['p']:.2g}; it {then} at {record['level']:.2g}"
         )
         if record["note"]:
             lines.append(f"note: {record['note']}")
@@ -904,7 +943,7 @@ def answer_lines(record: Record) -> list[str]:
             lines.append("note: both sides ran without the sandbox, and could reach what judges them")
         if record["holds"]:
             lines.append(f"holds: {record['holds']}")
-        if record["second"]:
+        if record["second"] and "gain" in record["second"]:
             second = record["second"]
             lines.append(f"second depth: {second['gain']:+.4f} ± {second['interval']:.4f} over {second['pairs']} pairs")
         noise = record["noise"]
@@ -912,7 +951,9 @@ def answer_lines(record: Record) -> list[str]:
             f"noise: {noise['sd']:.4f} over {noise['freedom'] + 1} seeds; this question shows {record['smallest']:.4f}"
         )
         for name, found in record["metrics"].items():
-            change = f", {found['change']:+.1f} ± {found['interval']:.1f} %" if "change" in found else ""
+            change = "; the incumbent ran earlier" if name in TIMES and not record["in_turns"] else ""
+            if "change" in found:
+                change = f", {found['change']:+.1f} ± {found['interval']:.1f} %"
             lines.append(f"{name}: {found['incumbent']:,.4g} incumbent, {found['candidate']:,.4g} candidate{change}")
             metrics |= {f"{name}_{kind}": f"{value:.6g}" for kind, value in found.items()}
         metrics |= {
@@ -921,7 +962,8 @@ def answer_lines(record: Record) -> list[str]:
             "second_depth": record["second"]["answer"] if record["second"] else "none",
         }
         metrics |= {"gain_bpb": f"{record['gain']:.6f}", "interval_bpb": f"{record['interval']:.6f}"}
-        metrics |= {"p": f"{record['p']:.6g}", "pairs": record["pairs"], "smallest_bpb": f"{record['smallest']:.6f}"}
+        metrics |= {"p": f"{record['p']:.6g}", "level": f"{record['level']:.6g}", "part": record["part"]}
+        metrics |= {"pairs": record["pairs"], "smallest_bpb": f"{record['smallest']:.6f}"}
     metrics |= {"number": record["number"], "ledger": record["hash"], "answer": record["answer"]}
     return [*lines, *metric_lines(metrics)]
 
