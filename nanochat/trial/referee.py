@@ -18,7 +18,6 @@ import math
 import os
 import platform
 import secrets
-import shlex
 import shutil
 import statistics
 import sys
@@ -151,9 +150,12 @@ def begin(question: Question) -> None:
     """Fix what a series keeps to, at its first question; a UserError if it is asked in another way later."""
     from nanochat.data.corpus import absolute_data
 
+    unknown = sorted(set(question.metrics) - set(METRICS))
+    if unknown:  # before anything is fixed
+        raise UserError(f"--metric={unknown[0]} is not known, use {', '.join(METRICS)}")
     folder = series_folder(question.series)
     if not (folder / "referee.json").exists():
-        with faults_decide_nothing(folder), hold_folder(folder):
+        with faults_decide_nothing(folder), hold_folder(folder, "--series"):
             if not (folder / "referee.json").exists():
                 _fix(question, asked_root(), folder)
     fixed = read_json(folder / "referee.json")
@@ -169,9 +171,6 @@ def begin(question: Question) -> None:
         raise UserError(f"the series {folder.name} has other text: begin another one with --series=NAME")
     if question.unsafe != fixed["unsafe"]:
         raise UserError(f"the series {folder.name} began with --unsafe-exec={fixed['unsafe']}: begin another one")
-    unknown = sorted(set(question.metrics) - set(METRICS))
-    if unknown:
-        raise UserError(f"--metric={unknown[0]} is not known, use {', '.join(METRICS)}")
 
 
 def hand_over(name: str) -> None:
@@ -362,7 +361,7 @@ def run_trial(question: Question) -> int:
     """Answer a question, print the answer, and return the exit status: 0 keep, 10 discard, 11 undecided."""
     sandbox.require(question.unsafe)
     folder = series_folder(question.series)
-    with hold_folder(folder), faults_decide_nothing(folder):
+    with hold_folder(folder, "--series"), faults_decide_nothing(folder):
         series = open_series(folder)
         try:
             record = Trial(series, question, asked_root()).record()
@@ -471,10 +470,10 @@ class Trial:
         flags = [f"{name}={value}" for name, value in self.series.scale.flags.items()]
         found: dict[str, str] = {}
         try:
-            both = check_flags(shlex.split(self.question.flags))
+            both = check_flags(self.question.flags, "--flags")
         except Refused as refused:  # they are nobody's attempt
             raise UserError(f"--flags: {refused}") from None
-        for word in [*flags, *both, *check_flags(shlex.split(own))]:
+        for word in [*flags, *both, *check_flags(own, "--candidate")]:
             found[word.partition("=")[0]] = word
         return list(found.values())
 
@@ -529,7 +528,7 @@ class Trial:
             "reason": reason,
             "holds": verdict.holds,
             "note": self._note(),
-            "contained": not self.series.fixed["unsafe"],
+            "contained": not (self.series.fixed["unsafe"] and sandbox.missing()),  # it is used wherever it works
             "gain": verdict.gain.mean,
             "interval": verdict.gain.half() if verdict.gain.stderr else 0.0,
             "pairs": verdict.gain.pairs,
@@ -766,7 +765,7 @@ class Trial:
 def open_holdout(name: str, as_json: bool) -> None:
     """Score what a series has kept on text that decided nothing, once, and print it."""
     folder = series_folder(name)
-    with hold_folder(folder), faults_decide_nothing(folder):
+    with hold_folder(folder, "--series"), faults_decide_nothing(folder):
         series = open_series(folder)
         kept = [
             record for record in series.ledger.of_kind("trial") if record["answer"] == "keep" and record["confirmed"]
