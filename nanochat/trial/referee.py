@@ -772,12 +772,13 @@ def open_holdout(name: str, as_json: bool) -> None:
         ]
         if not kept:
             raise UserError(f"the series {name} has kept nothing on confirming seeds: the holdout stays sealed")
+        sandbox.require(series.fixed["unsafe"])
         opened = series.ledger.of_kind("holdout")
         if not opened:
             if not series.ledger.of_kind("holdout-opened"):
                 series.ledger.add("holdout-opened", trials=[record["number"] for record in kept])
             numbers = series.ledger.of_kind("holdout-opened")[0]["trials"]  # what was kept when it was first opened
-            found = [_on_holdout(series, record) for record in kept if record["number"] in numbers]
+            found = [_held(series, record) for record in kept if record["number"] in numbers]
             opened = [series.ledger.add("holdout", trials=found)]
         told = {
             "series": name,
@@ -804,8 +805,20 @@ def _all_held(answers: Sequence[str]) -> str:
     return "lost" if "lost" in answers else "undecided"
 
 
+def _held(series: Series, record: Record) -> Record:
+    """Return whether a gain held; one that cannot be scored has failed, and leaves the others theirs."""
+    about = {
+        "number": record["number"],
+        "candidate": record["candidate"]["name"],
+        "validation": record["gain"],
+    }
+    try:
+        return about | _on_holdout(series, record)
+    except UserError as error:
+        return about | {"answer": "failed", "reason": str(error)}
+
+
 def _on_holdout(series: Series, record: Record) -> Record:
-    documents = series.documents("holdout")
     sides = [
         Side(one["name"], one["commit"], series.code / one["code"], one["flags"])
         for one in (record["incumbent"], record["candidate"])
@@ -820,10 +833,7 @@ def _on_holdout(series: Series, record: Record) -> Record:
                 raise UserError(
                     f"{series.folder}/runs/{key} has other weights than its run left: nothing can be scored"
                 )
-        scores = [
-            arena.score(side, series.folder / "home", series.folder / "runs" / key, documents, series.fixed["unsafe"])
-            for side, key in zip(sides, keys, strict=True)
-        ]
+        scores = [_scored(series, side, key, "holdout") for side, key in zip(sides, keys, strict=True)]
         pairs.append((scores[0]["bpb"], scores[1]["bpb"]))
     gain = decision.gain_of(pairs)
     answer = "undecided"
@@ -832,9 +842,6 @@ def _on_holdout(series: Series, record: Record) -> Record:
     elif gain.p_worse() <= decision.WORSE:
         answer = "lost"
     return {
-        "number": record["number"],
-        "candidate": record["candidate"]["name"],
-        "validation": record["gain"],
         "gain": gain.mean,
         "interval": gain.half() if gain.stderr else 0.0,
         "pairs": gain.pairs,
@@ -980,6 +987,12 @@ def holdout_lines(told: Record) -> list[str]:
     lines = []
     metrics: dict[str, object] = {}
     for one in told["trials"]:
+        if one["answer"] == "failed":
+            lines.append(
+                f"trial {one['number']}: {one['candidate']}: it cannot be scored on the holdout: {one['reason']}"
+            )
+            metrics[f"trial_{one['number']}_answer"] = one["answer"]
+            continue
         lines.append(
             f"trial {one['number']}: {one['candidate']}: {one['validation']:+.4f} on validation text, "
             f"{one['gain']:+.4f} ± {one['interval']:.4f} on the holdout over {one['pairs']} pairs, p = {one['p']:.2g}: "

@@ -874,6 +874,28 @@ def test_the_holdout_says_whether_a_gain_held_in_the_form_of_an_answer(
     assert (told["answer"], told["trials"][0]["answer"], told["hash"]) == ("held", "held", metrics["ledger"])
 
 
+def test_a_keep_that_cannot_be_scored_closes_the_holdout_for_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    fake = Fake(tmp_path / "trial/default", monkeypatch, Plan(2, 6, 0, 0.001))
+    kept = fake.record()
+    other = {name: value for name, value in kept.items() if name not in ("kind", "previous", "hash")}
+    other["confirmed"] = [["no", "runs"]]
+    fake.series.ledger.add("run", key="no", weights="some")
+    fake.series.ledger.add("trial", **other | {"name": "other", "number": 2})
+    monkeypatch.setattr(referee, "open_series", lambda _: fake.series)
+    capsys.readouterr()
+    scores = iter([score for number in range(6) for score in (2.5 + 0.001 * number, 2.0)])
+    monkeypatch.setattr(arena, "score", lambda *_: {"bpb": next(scores)})
+    open_holdout("default", False)
+    lines = capsys.readouterr().out.splitlines()
+    metrics = Asked(0, lines, "").metrics
+    assert (metrics["trial_1_answer"], metrics["trial_2_answer"], metrics["answer"]) == ("held", "failed", "undecided")
+    assert lines[1].startswith("trial 2: candidate: it cannot be scored on the holdout: ")
+    assert [one["answer"] for one in fake.series.ledger.of_kind("holdout")[0]["trials"]] == ["held", "failed"]
+
+
 @pytest.mark.parametrize(("gains", "answer"), [([0.001, -0.001], "undecided"), ([-0.5, -0.5], "lost")])
 def test_a_gain_that_the_holdout_does_not_show_is_said(
     gains: list[float], answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
