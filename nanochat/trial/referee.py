@@ -118,7 +118,7 @@ class Series:
         [first] = self.ledger.of_kind("series")
         if not pinned(self.fixed).keys() <= first.keys():
             raise UserError(
-                f"{self.ledger.path} is of before ledgers named the repository and the secret of their series:"
+                f"{self.ledger.path} was begun before ledgers named the repository and the secret of their series:"
                 " begin another series with --series=NAME"
             )
         changed = [name for name, value in pinned(self.fixed).items() if first[name] != value]
@@ -987,24 +987,22 @@ def holdout_lines(told: Record) -> list[str]:
     lines = []
     metrics: dict[str, object] = {}
     for one in told["trials"]:
+        about: Record = {}
+        said = f"trial {one['number']}: {one['candidate']}: {one['validation']:+.4f} on validation text, "
         if one["answer"] == "failed":
+            lines.append(f"{said}and it cannot be scored on the holdout: {one['reason']}")
+        else:
             lines.append(
-                f"trial {one['number']}: {one['candidate']}: it cannot be scored on the holdout: {one['reason']}"
+                f"{said}{one['gain']:+.4f} ± {one['interval']:.4f} on the holdout over {one['pairs']} pairs, "
+                f"p = {one['p']:.2g}: {HELD[one['answer']]}"
             )
-            metrics[f"trial_{one['number']}_answer"] = one["answer"]
-            continue
-        lines.append(
-            f"trial {one['number']}: {one['candidate']}: {one['validation']:+.4f} on validation text, "
-            f"{one['gain']:+.4f} ± {one['interval']:.4f} on the holdout over {one['pairs']} pairs, p = {one['p']:.2g}: "
-            f"{HELD[one['answer']]}"
-        )
-        about = {
-            "gain_bpb": f"{one['gain']:.6f}",
-            "interval_bpb": f"{one['interval']:.6f}",
-            "p": f"{one['p']:.6g}",
-            "pairs": one["pairs"],
-            "answer": one["answer"],
-        }
+            about = {
+                "gain_bpb": f"{one['gain']:.6f}",
+                "interval_bpb": f"{one['interval']:.6f}",
+                "p": f"{one['p']:.6g}",
+                "pairs": one["pairs"],
+            }
+        about["answer"] = one["answer"]
         metrics |= {f"trial_{one['number']}_{name}": value for name, value in about.items()}
     if told["later"]:
         lines.append(f"{told['later']} later keeps have no holdout: it is opened once, at the end of a series")

@@ -35,7 +35,15 @@ BUILT = ("rustbpe/",)  # is compiled when the project is installed: another vers
 MOST_CHANGED = 4 * 2**20  # bytes of files that the working tree changes
 CHANGED = ("-z", "--modified", "--others", "--exclude-standard")
 # A diff that no setting of the user's git has changed.
-PLAIN = "--cached --binary --no-ext-diff --no-textconv --no-color --src-prefix=a/ --dst-prefix=b/".split()
+OWN_DIFF = (
+    "--cached",
+    "--binary",
+    "--no-ext-diff",
+    "--no-textconv",
+    "--no-color",
+    "--src-prefix=a/",
+    "--dst-prefix=b/",
+)
 # Flags that the trial sets.
 OWN_FLAGS = (
     "seed num-iterations target-flops target-seconds target-param-data-ratio data num-shards tokenizer-tag tag g "
@@ -122,7 +130,7 @@ def working_tree(root: Path, folders: Path) -> tuple[Path, str]:
         _check_size(root, git(root, "ls-files", *CHANGED, "--", *names, variables=variables).split("\0"))
         git(root, "add", "--all", "--", *names, variables=variables)
         tree = git(root, "write-tree", variables=variables).strip()
-        return committed(root, tree, folders), git(root, "diff", *PLAIN, "HEAD", "--", *names, variables=variables)
+        return committed(root, tree, folders), git(root, "diff", *OWN_DIFF, "HEAD", "--", *names, variables=variables)
 
 
 def _check_size(root: Path, names: Collection[str]) -> None:
