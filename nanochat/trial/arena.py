@@ -39,7 +39,7 @@ INSTALLED = ("numpy", "torch", "nanochat-rustbpe", "pyarrow", "tyro")  # package
 TAG = "trial"  # of the run, in its sandbox
 MEMORY = 2**36  # address space
 FILES = 2**32  # bytes of all files that a run may have
-PROCESSES = most_threads(128)  # and processes
+PROCESSES = 128  # and threads; more where there are many cores
 PROBES = 300  # places of the text that are asked for again
 STRIDE = 128  # places that are asked for at once
 SCORING = 1800.0  # seconds, generous
@@ -192,7 +192,7 @@ def complaint(code: Path, flags: Sequence[str], unsafe: bool) -> str:
     """
     packages = package_folders(INSTALLED)
     program = PARSE.format(paths=[str(code), *packages], flags=list(flags), complaint=COMPLAINT)
-    limits = sandbox.Limits(seconds=LOADING, cpu_seconds=int(LOADING), memory=MEMORY, processes=PROCESSES)
+    limits = sandbox.Limits(seconds=LOADING, cpu_seconds=int(LOADING), memory=MEMORY, processes=most_threads(PROCESSES))
     said = sandbox.run_program(program, limits, unsafe, [str(code), *packages, CPUS])
     last = (said.output.strip().splitlines() or [""])[-1]
     return printable(last.removeprefix(COMPLAINT)) if said.passed and last.startswith(COMPLAINT) else ""
@@ -220,12 +220,13 @@ def train(
         head=HEAD,
         calls=CALLS,
     )
+    most = most_threads(PROCESSES)
     limits = sandbox.Limits(
         seconds=seconds,
-        cpu_seconds=int(seconds * PROCESSES),
+        cpu_seconds=int(seconds * most),
         memory=MEMORY,
         file_bytes=FILES,
-        processes=PROCESSES,
+        processes=most,
     )
     readable = [str(side.code), *packages, str(tokenizer), str(text), CPUS]
     began, used = time.monotonic(), _children()

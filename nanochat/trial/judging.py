@@ -16,7 +16,7 @@ from random import Random
 import numpy as np
 
 from nanochat.errors import UserError
-from nanochat.evals.sandbox import Verdict
+from nanochat.evals import sandbox
 from nanochat.trial.scorer import MOST_CELLS, About, Refused, scorer
 
 SUM_ERROR = 1e-3  # of probabilities over the vocabulary: rows are fp32
@@ -76,7 +76,7 @@ class Judgement:
     def bpb(self) -> float:
         return self.nats / math.log(2) / self.bytes
 
-    def add_process(self, ended: Verdict) -> None:
+    def add_process(self, ended: sandbox.Verdict) -> None:
         """Add what a process has used. ended: `Scorer.end()`."""
         self.ended &= ended.passed
         if ended.used:

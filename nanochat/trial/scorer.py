@@ -43,7 +43,7 @@ MOST_TOKENS = 320 * 2**10  # of a vocabulary: with more, too few rows could be k
 MOST_MARKS = 16  # tokens of a document beyond its bytes
 MOST_ABOUT = 2**26  # bytes of what an entry says about itself
 MEMORY = 2**35  # address space; the libraries reserve far more than they use
-PROCESSES = most_threads(64)  # and processes
+PROCESSES = 64  # and threads; more where there are many cores
 LOADING = 120.0  # seconds for imports and weights, beside the time for answers
 MOST_WORDS = 2**16  # bytes of an error
 ENDING = 3.0  # seconds to wait for the last words of a process that has ended
@@ -322,7 +322,8 @@ def scorer(place: Path, seconds: float, unsafe: bool, more: Sequence[str] | None
         END=END,
     )
     whole = seconds + 2 * LOADING  # the judge ends it before
-    limits = sandbox.Limits(seconds=whole, cpu_seconds=int(PROCESSES * whole), memory=MEMORY, processes=PROCESSES)
+    most = most_threads(PROCESSES)
+    limits = sandbox.Limits(seconds=whole, cpu_seconds=int(most * whole), memory=MEMORY, processes=most)
     libraries = library_paths() if more is None else more
     readable = [str(place), *libraries, CPUS]
     with sandbox.conversation(program, limits, unsafe, readable) as (asks, listens, verdict):
