@@ -130,7 +130,8 @@ def working_tree(root: Path, folders: Path) -> tuple[Path, str]:
         _check_size(root, git(root, "ls-files", *CHANGED, "--", *names, variables=variables).split("\0"))
         git(root, "add", "--all", "--", *names, variables=variables)
         tree = git(root, "write-tree", variables=variables).strip()
-        return committed(root, tree, folders), git(root, "diff", *OWN_DIFF, "HEAD", "--", *names, variables=variables)
+        diff = git(root, "diff", *OWN_DIFF, "HEAD", "--", *CODE, *BESIDE, variables=variables)
+        return committed(root, tree, folders), diff
 
 
 def _check_size(root: Path, names: Collection[str]) -> None:

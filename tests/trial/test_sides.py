@@ -119,6 +119,8 @@ def test_a_folder_of_code_may_be_missing_or_gone(root: Path, tmp_path: Path) -> 
     (root / "scripts").rmdir()
     (root / "tasks").mkdir()
     assert "deleted file" in changed(root, tmp_path).diff
+    git(root, "rm", "-rq", "--cached", "scripts")  # so that neither the tree nor the index has it
+    assert "deleted file" in changed(root, tmp_path).diff
 
 
 def test_a_diff_is_the_same_whatever_the_user_has_set(root: Path, tmp_path: Path) -> None:
