@@ -34,6 +34,11 @@ def usable_cores() -> int:
     return max(min(cores, math.ceil(quota)), 1) if quota else cores
 
 
+def most_threads(least: int) -> int:
+    """Return a bound on the threads of a contained program: numpy and torch start one per core each when they load."""
+    return max(least, least // 2 + 4 * (os.cpu_count() or 1))
+
+
 def own_cores() -> set[int]:
     """Return the numbers of the cores that this process may run on."""
     return os.sched_getaffinity(0) if sys.platform == "linux" else set(range(os.cpu_count() or 1))

@@ -68,20 +68,23 @@ def newest_manifest(folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def hold_folder(folder: Path) -> Iterator[int]:
-    """Hold a folder's lock; yields the file descriptor. A UserError if another process holds the lock."""
+def hold_folder(folder: Path, flag: str = "--tag") -> Iterator[int]:
+    """Hold a folder's lock; yields the file descriptor. A UserError if another process holds the lock.
+
+    flag: the one that names the folder.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "a") as lock:
-        take_lock(lock.fileno(), folder)
+        take_lock(lock.fileno(), folder, flag)
         yield lock.fileno()
 
 
-def take_lock(lock: int, folder: Path) -> None:
+def take_lock(lock: int, folder: Path, flag: str = "--tag") -> None:
     """Lock an open file. The lock lasts until every process with an inherited descriptor has ended."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UserError(f"another process runs in {folder}: wait until it ends, or use another --tag") from None
+        raise UserError(f"another process runs in {folder}: wait until it ends, or use another {flag}") from None
 
 
 def read_json(path: Path) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nanochat import cores
-from nanochat.cores import Load, OtherWork, usable_cores
+from nanochat.cores import Load, OtherWork, most_threads, usable_cores
 
 ENDLESS = "while True: pass"
 LONGEST = 60.0  # seconds for what takes one
@@ -242,3 +242,9 @@ def test_a_real_process_is_noticed(neighbours) -> None:
     )
     assert done.stdout.startswith("the machine is busy: other work uses ")
     assert "(process " in done.stdout
+
+
+def test_a_contained_program_may_have_the_threads_that_its_libraries_start(monkeypatch) -> None:
+    for cpus, most in ((2, 64), (8, 64), (128, 544)):
+        monkeypatch.setattr(os, "cpu_count", lambda cpus=cpus: cpus)
+        assert most_threads(64) == most

@@ -17,19 +17,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from nanochat.cores import most_threads
 from nanochat.errors import UserError
 from nanochat.evals import sandbox
 from nanochat.log import Record
 from nanochat.paths import new_folder, read_sha256
 from nanochat.trial.judging import Limits, judge
-from nanochat.trial.scorer import CPUS, ENDING, LOADING, SCORER, Refused, package_folders, printable
+from nanochat.trial.scorer import (
+    CPUS,
+    ENDING,
+    LOADING,
+    SCORER,
+    Broken,
+    Refused,
+    package_folders,
+    printable,
+)
 from nanochat.trial.sides import Side
 
 INSTALLED = ("numpy", "torch", "nanochat-rustbpe", "pyarrow", "tyro")  # packages that say where all are
 TAG = "trial"  # of the run, in its sandbox
 MEMORY = 2**36  # address space
 FILES = 2**32  # bytes of all files that a run may have
-PROCESSES = 128  # and threads
+PROCESSES = 128  # and threads; more where there are many cores
 PROBES = 300  # places of the text that are asked for again
 STRIDE = 128  # places that are asked for at once
 SCORING = 1800.0  # seconds, generous
@@ -171,6 +181,10 @@ class Killed(Failure):
     """A run that the kernel has killed, for want of memory or because it had used its processor time."""
 
 
+class Late(Failure):
+    """A model that was not scored in time, as on a machine with other work."""
+
+
 def complaint(code: Path, flags: Sequence[str], unsafe: bool) -> str:
     """Return why the code cannot read these flags of scripts.base_train; "" if it can, or if it does not say.
 
@@ -178,7 +192,7 @@ def complaint(code: Path, flags: Sequence[str], unsafe: bool) -> str:
     """
     packages = package_folders(INSTALLED)
     program = PARSE.format(paths=[str(code), *packages], flags=list(flags), complaint=COMPLAINT)
-    limits = sandbox.Limits(seconds=LOADING, cpu_seconds=int(LOADING), memory=MEMORY, processes=PROCESSES)
+    limits = sandbox.Limits(seconds=LOADING, cpu_seconds=int(LOADING), memory=MEMORY, processes=most_threads(PROCESSES))
     said = sandbox.run_program(program, limits, unsafe, [str(code), *packages, CPUS])
     last = (said.output.strip().splitlines() or [""])[-1]
     return printable(last.removeprefix(COMPLAINT)) if said.passed and last.startswith(COMPLAINT) else ""
@@ -206,12 +220,13 @@ def train(
         head=HEAD,
         calls=CALLS,
     )
+    most = most_threads(PROCESSES)
     limits = sandbox.Limits(
         seconds=seconds,
-        cpu_seconds=int(seconds * PROCESSES),
+        cpu_seconds=int(seconds * most),
         memory=MEMORY,
         file_bytes=FILES,
-        processes=PROCESSES,
+        processes=most,
     )
     readable = [str(side.code), *packages, str(tokenizer), str(text), CPUS]
     began, used = time.monotonic(), _children()
@@ -286,19 +301,27 @@ def score(side: Side, home: Path, place: Path, documents: Sequence[str], unsafe:
     for path in [place, *place.rglob("*")]:
         path.chmod(0o755 if path.is_dir() else 0o644)
     readable = [str(side.code), *package_folders(INSTALLED)]
-    began = time.monotonic()
+    began, used = time.monotonic(), _children()
     try:
         found = judge(place, documents, Limits(SCORING, unsafe, PROBES, learns=False, readable=readable))
-    except Refused:
+    except Refused as refused:
+        if refused.check == "time":
+            raise Late(f"its model was not scored, twice: {refused}") from None
         raise
     except UserError as error:  # its words may hold the text: they stay where no candidate is told of them
+        if isinstance(error, Broken) and error.killed:
+            raise Killed("the scoring of its model was killed, twice, as by a machine without memory for it") from None
         reason = place.with_name(f"{place.name}.txt")  # beside the checkpoint, which is removed
         reason.write_text(str(error), encoding="utf-8")
         raise Failure(f"its model could not be scored: the reason is in {reason}") from None
     if not math.isfinite(found.bpb):
         raise Refused("normalised", "a token of the text has no probability at all")
+    if not found.ended:
+        raise Late("its process did not end when its model was scored, twice")
     return {
         "scoring": time.monotonic() - began,  # with loading
+        "scoring_cpu_seconds": found.cpu_seconds or _children() - used,  # without the sandbox nobody has watched
+        "scoring_processes": found.processes,
         "bpb": found.bpb,
         "sum_error": found.sum_error,
         "difference": found.difference,

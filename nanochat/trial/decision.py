@@ -15,6 +15,7 @@ So it has the spread of its own runs; where they are too few to show one, the ca
 incumbent's.
 """
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -203,9 +204,11 @@ def smallest(noise: Noise, plan: "Plan", number: int) -> float:
     return high
 
 
-def pairs_for(gain: float, noise: Noise, plan: "Plan", number: int) -> int:
-    """Return how many pairs of the first part, more than now, keep a true gain with POWER; MOST_PAIRS if more."""
-    low, high = min(plan.pairs + 1, MOST_PAIRS), MOST_PAIRS
+def pairs_for(gain: float, noise: Noise, plan: "Plan", number: int) -> int | None:
+    """Return how many pairs of the first part, more than now, keep a true gain with POWER; None for over MOST_PAIRS."""
+    low, high = plan.pairs + 1, MOST_PAIRS
+    if low > high or power(gain, noise, plan.with_pairs(high), number) < POWER:
+        return None
     while low < high:
         middle = (low + high) // 2
         if power(gain, noise, plan.with_pairs(middle), number) >= POWER:
@@ -221,6 +224,10 @@ def confirming_pairs(pairs: int) -> int:
 
 
 # ---- a trial ----
+
+
+class NoPairs(Exception):
+    """A part has no pairs, as the candidate fails there; the words say why."""
 
 
 class Part(Enum):
@@ -270,9 +277,11 @@ class Verdict:
     gain: Gain
     p: float
     level: float  # that p had to reach to go on, or to be kept
+    part: str  # that decided: "filter", "confirmation", or "first" if nothing is confirmed
     holds: str = ""  # where, for "keep"
     aim: float = 0.0  # for "not distinguishable yet": the gain that more pairs could show
     second: Gain | None = None  # at the second depth
+    failed: str = ""  # why there is none
 
 
 def decide(
@@ -284,44 +293,50 @@ def decide(
 ) -> Verdict:
     """Return the verdict of a series' trial of this number.
 
-    noise: the noise floor. draw: trains so many pairs of a part, and returns their scores. depths: of the trial, and
-    the second one.
+    noise: the noise floor. draw: trains so many pairs of a part, and returns their scores; NoPairs at the second depth
+    does not undo what was confirmed. depths: of the trial, and the second one.
     """
     here, second_depth = depths
+    part, level = ("filter", SCREEN) if plan.confirming else ("first", share(number))
     pairs = draw(Part.SCREEN, plan.pairs)
     if all(one == other for one, other in pairs):
         none = Gain(0.0, 0.0, max(noise.freedom, 1), len(pairs))
-        return Verdict(Answer.DISCARD, "every pair has equal figures, to the last bit", none, 1.0, 0.0)
+        return Verdict(Answer.DISCARD, "every pair has equal figures, to the last bit", none, 1.0, level, part)
     found = gain_of(pairs, known_noise(noise, plan))
-    level = SCREEN if plan.confirming else share(number)
-    if not found.p_better() <= level:  # also for a figure that is no number
-        return _not_kept(found, level, plan)
+    p = found.p_better()
+    if not p <= level:  # also for a figure that is no number
+        return _not_kept(found, level, part, plan)
     if not plan.confirming:
-        return Verdict(Answer.KEEP, "on seeds that it was found by", found, found.p_better(), level, "not confirmed")
+        return Verdict(Answer.KEEP, "on seeds that it was found by", found, p, level, part, "not confirmed")
     confirmed = gain_of(draw(Part.CONFIRM, plan.confirming))
-    level = share(number)
+    part, level = "confirmation", share(number)
     p = confirmed.p_better()
     if not p <= level:
-        return _not_kept(confirmed, level, plan, "not confirmed on other seeds; ")
+        return _not_kept(confirmed, level, part, plan, "not confirmed on other seeds; ")
+    keep = Verdict(Answer.KEEP, "confirmed on other seeds", confirmed, p, level, part, f"at depth {here} only")
     if not plan.deeper:
-        return Verdict(Answer.KEEP, "confirmed on other seeds", confirmed, p, level, f"at depth {here} only")
-    second = gain_of(draw(Part.DEPTH, plan.deeper))
+        return keep
+    try:
+        second = gain_of(draw(Part.DEPTH, plan.deeper))
+    except NoPairs as reason:
+        holds = f"{keep.holds}: at depth {second_depth} {reason}"
+        return dataclasses.replace(keep, holds=holds, failed=str(reason))
     if second.p_better() <= WORSE:
         holds = f"at depths {here} and {second_depth}"
     elif second.p_worse() <= WORSE:
-        holds = f"at depth {here} only, and it is worse at depth {second_depth}"
+        holds = f"{keep.holds}, and it is worse at depth {second_depth}"
     else:
-        holds = f"at depth {here} only, as far as depth {second_depth} can show"
-    return Verdict(Answer.KEEP, "confirmed on other seeds", confirmed, p, level, holds, second=second)
+        holds = f"{keep.holds}, as far as depth {second_depth} can show"
+    return dataclasses.replace(keep, holds=holds, second=second)
 
 
-def _not_kept(found: Gain, level: float, plan: Plan, before: str = "") -> Verdict:
+def _not_kept(found: Gain, level: float, part: str, plan: Plan, before: str = "") -> Verdict:
     """Return "discard" if the candidate is worse, or surely not better by what matters."""
     p = found.p_better()
     if not math.isfinite(found.mean):
-        return Verdict(Answer.DISCARD, f"{before}a figure is no number", found, 1.0, level)
+        return Verdict(Answer.DISCARD, f"{before}a figure is no number", found, 1.0, level, part)
     if found.p_worse() <= WORSE:
-        return Verdict(Answer.DISCARD, f"{before}it is worse", found, p, level)
+        return Verdict(Answer.DISCARD, f"{before}it is worse", found, p, level, part)
     if found.upper() < plan.least:
-        return Verdict(Answer.DISCARD, f"{before}a gain of {plan.least:g} is refuted", found, p, level)
-    return Verdict(Answer.UNDECIDED, before, found, p, level, aim=max(found.mean, plan.least))
+        return Verdict(Answer.DISCARD, f"{before}a gain of {plan.least:g} is refuted", found, p, level, part)
+    return Verdict(Answer.UNDECIDED, before, found, p, level, part, aim=max(found.mean, plan.least))

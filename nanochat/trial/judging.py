@@ -16,6 +16,7 @@ from random import Random
 import numpy as np
 
 from nanochat.errors import UserError
+from nanochat.evals import sandbox
 from nanochat.trial.scorer import MOST_CELLS, About, Refused, scorer
 
 SUM_ERROR = 1e-3  # of probabilities over the vocabulary: rows are fp32
@@ -67,15 +68,25 @@ class Judgement:
     probe_nats: float = 0.0  # of their tokens, with what follows
     alone_nats: float = 0.0  # and without
     difference: float = 0.0  # the largest of a score, in nats, that should not differ
+    cpu_seconds: float = 0.0  # that its processes have used, counted outside of the sandbox; 0 without one
+    processes: int = 0  # and threads
+    ended: bool = True  # its processes have, once nothing more was asked
 
     @property
     def bpb(self) -> float:
         return self.nats / math.log(2) / self.bytes
 
+    def add_process(self, ended: sandbox.Verdict) -> None:
+        """Add what a process has used. ended: `Scorer.end()`."""
+        self.ended &= ended.passed
+        if ended.used:
+            self.cpu_seconds += ended.used.cpu_seconds
+            self.processes += ended.used.processes
 
-def encode(place: Path, documents: Sequence[str], limits: Limits) -> tuple[About, list[list[int]]]:
+
+def encode(place: Path, documents: Sequence[str], found: Judgement, limits: Limits) -> tuple[About, list[list[int]]]:
     """Return each document's tokens, by a process that scores nothing: what it learns from the text is lost."""
-    found = []
+    texts = []
     with scorer(place, limits.seconds, limits.unsafe, limits.readable) as encoder:
         about = encoder.about()
         for text in documents:
@@ -85,8 +96,9 @@ def encode(place: Path, documents: Sequence[str], limits: Limits) -> tuple[About
                 raise Refused("bytes", "encode gives tokens that the vocabulary does not have")
             if b"".join(about.vocabulary[token] for token in ids) != data:
                 raise Refused("bytes", "the tokens of a document do not have its bytes")
-            found.append(ids)
-    return about, found
+            texts.append(ids)
+        found.add_process(encoder.end())
+    return about, texts
 
 
 def parts_of(texts: Sequence[Sequence[int]], about: About, dice: Random) -> Iterator[Part]:
@@ -168,6 +180,7 @@ def score_all(
                 own.learn([*part.ids[: part.first], *part.true], part.first)
         found.seconds = own.seconds
         found.unasked = own.seconds - own.asked
+        found.add_process(own.end())
     return kept
 
 
@@ -206,6 +219,7 @@ def ask_again(
                     found.alone_nats -= float(alone[one][part.true[one]])
             if limits.learns:
                 twin.learn([*part.ids[: part.first], *part.true], part.first)
+        found.add_process(twin.end())
 
 
 def compare(first: np.ndarray, alone: np.ndarray, once: np.ndarray, again: np.ndarray, found: Judgement) -> None:
@@ -242,7 +256,7 @@ def judge(place: Path, documents: Sequence[str], limits: Limits) -> Judgement:
     found = Judgement(bytes=sum(len(text.encode()) for text in documents))
     if not found.bytes:
         raise UserError("there is no text to score")
-    about, texts = encode(place, documents, limits)
+    about, texts = encode(place, documents, found, limits)
     dice = Random(secrets.randbits(64))  # nobody knows what will be asked
     parts = list(parts_of(texts, about, dice))
     found.parts = len(parts)

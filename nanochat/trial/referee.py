@@ -18,7 +18,6 @@ import math
 import os
 import platform
 import secrets
-import shlex
 import shutil
 import statistics
 import sys
@@ -47,8 +46,8 @@ from nanochat.paths import (
     write_text,
 )
 from nanochat.trial import arena, decision
-from nanochat.trial.arena import Failure, Killed
-from nanochat.trial.decision import Answer, Gain, Noise, Part, Plan, Verdict
+from nanochat.trial.arena import Failure, Killed, Late
+from nanochat.trial.decision import Answer, Noise, Part, Plan, Verdict
 from nanochat.trial.ledger import GENESIS, Ledger, read, verify
 from nanochat.trial.listing import ANSWERS, length_words, list_lines, listed
 from nanochat.trial.scorer import Refused
@@ -69,9 +68,11 @@ if TYPE_CHECKING:
     from nanochat.data.corpus import Corpus
 
 ROOT_VARIABLE = "NANOCHAT_TRIAL_ROOT"  # set by whoever hands over: the repository that is asked about
-METRICS = ("seconds", "cpu_seconds", "memory", "scoring", "bytes")  # of a run, beside bits per byte
-FIXED = ("commit", "referee", "scale", "budget", "data", "unsafe")  # of referee.json, in the ledger's first line
+TIMES = ("seconds", "cpu_seconds", "scoring")  # of a run, which other work on the machine changes
+METRICS = (*TIMES, "memory", "bytes")  # of a run, beside bits per byte
+FIXED = ("root", "commit", "referee", "scale", "budget", "data", "unsafe")  # of referee.json
 FIRST_BYTES = 10**8  # of the files of a run, as long as none is known
+MORE_SCORING = 20.0  # seconds of processor time beyond the bound
 LARGER = 3.0  # times the bytes of the incumbent's files: a checkpoint that carries something else
 SUBSET = 2  # of the documents of a corpus's validation text every second one is the holdout's
 
@@ -115,11 +116,16 @@ class Series:
     def check(self) -> None:
         """Raise a UserError if what was fixed, or a text that was made, is not what the ledger's first line says."""
         [first] = self.ledger.of_kind("series")
-        changed = [name for name in FIXED if first[name] != self.fixed[name]]
+        if not pinned(self.fixed).keys() <= first.keys():
+            raise UserError(
+                f"{self.ledger.path} was begun before ledgers named the repository and the secret of their series:"
+                " begin another series with --series=NAME"
+            )
+        changed = [name for name, value in pinned(self.fixed).items() if first[name] != value]
         if changed:
             raise UserError(
-                f"{self.folder}/referee.json has another {changed[0]} than the ledger: begin another series with"
-                " --series=NAME"
+                f"{self.folder}/referee.json has another {changed[0].removesuffix('_sha256')} than the ledger:"
+                " begin another series with --series=NAME"
             )
         for name, content in first["files"].items():
             path = self.folder / name
@@ -132,6 +138,11 @@ class Series:
         return int(text_sha256(text)[:8], 16) >> 1
 
 
+def pinned(fixed: Record) -> Record:
+    """Return what the ledger's first line has of referee.json: of the secret its hash."""
+    return {**{name: fixed.get(name) for name in FIXED}, "secret_sha256": text_sha256(fixed["secret"])}
+
+
 # ---- the copy that judges ----
 
 
@@ -139,9 +150,12 @@ def begin(question: Question) -> None:
     """Fix what a series keeps to, at its first question; a UserError if it is asked in another way later."""
     from nanochat.data.corpus import absolute_data
 
+    unknown = sorted(set(question.metrics) - set(METRICS))
+    if unknown:  # before anything is fixed
+        raise UserError(f"--metric={unknown[0]} is not known, use {', '.join(METRICS)}")
     folder = series_folder(question.series)
     if not (folder / "referee.json").exists():
-        with faults_decide_nothing(folder), hold_folder(folder):
+        with faults_decide_nothing(folder), hold_folder(folder, "--series"):
             if not (folder / "referee.json").exists():
                 _fix(question, asked_root(), folder)
     fixed = read_json(folder / "referee.json")
@@ -157,9 +171,6 @@ def begin(question: Question) -> None:
         raise UserError(f"the series {folder.name} has other text: begin another one with --series=NAME")
     if question.unsafe != fixed["unsafe"]:
         raise UserError(f"the series {folder.name} began with --unsafe-exec={fixed['unsafe']}: begin another one")
-    unknown = sorted(set(question.metrics) - set(METRICS))
-    if unknown:
-        raise UserError(f"--metric={unknown[0]} is not known, use {', '.join(METRICS)}")
 
 
 def hand_over(name: str) -> None:
@@ -215,11 +226,13 @@ def _fix(question: Question, root: Path, folder: Path) -> None:
     from nanochat.data.corpus import absolute_data
 
     sandbox.require(question.unsafe)
+    data = question.data or SCALES[question.scale].data
+    if data:
+        _check_secret(data)
     commit = commit_of(root, question.incumbent)
     copy = committed(root, commit, folder / "code")
     if not (copy / "nanochat/trial/referee.py").is_file():
         raise UserError(f"commit {commit[:8]} has no referee: the incumbent has to contain scripts/trial.py")
-    data = question.data or SCALES[question.scale].data
     folder.chmod(0o700)
     fixed = {
         "root": str(root.resolve()),
@@ -234,6 +247,23 @@ def _fix(question: Question, root: Path, folder: Path) -> None:
     write_json(folder / "referee.json", fixed)
 
 
+def _check_secret(data: str) -> None:
+    """Raise a UserError for text that a candidate could write itself: an embedded world follows from its seed."""
+    from nanochat.data.corpus import parse_data, world_seed
+
+    if all(world_seed(source) is None for source, _ in parse_data(data)):
+        return
+    if "auto" in data:
+        raise UserError(
+            f"--data={data} finds no text on this machine but an embedded world, whose validation text a candidate"
+            " could write itself: name a corpus or a folder with --data, or use --scale=embedded, whose world is secret"
+        )
+    raise UserError(
+        f"--data={data} has an embedded world of a known seed, whose validation text a candidate could write itself:"
+        " name another text, or use --scale=embedded without --data, whose world has a secret seed"
+    )
+
+
 # ---- texts ----
 
 
@@ -245,7 +275,7 @@ def open_series(folder: Path) -> Series:
     if not ledger.of_kind("series"):
         with redirect_stdout(sys.stderr):  # with --json, stdout has the answer alone
             facts = _prepare(series)
-        ledger.add("series", **{name: fixed[name] for name in FIXED}, **facts)
+        ledger.add("series", **pinned(fixed), **facts)
     series.check()
     return series
 
@@ -331,7 +361,7 @@ def run_trial(question: Question) -> int:
     """Answer a question, print the answer, and return the exit status: 0 keep, 10 discard, 11 undecided."""
     sandbox.require(question.unsafe)
     folder = series_folder(question.series)
-    with hold_folder(folder), faults_decide_nothing(folder):
+    with hold_folder(folder, "--series"), faults_decide_nothing(folder):
         series = open_series(folder)
         try:
             record = Trial(series, question, asked_root()).record()
@@ -346,13 +376,13 @@ def run_trial(question: Question) -> int:
 WORDS = {
     "cpu_seconds": "processor time for what it counts as the same work",
     "seconds": "time",
-    "scoring": "time to be scored",
+    "scoring_cpu_seconds": "processor time to be scored",
     "bytes": "bytes of files",
 }
 ADVICE = {
     "cpu_seconds": "ask with --budget=seconds, in another series",
     "seconds": "both end by the clock",
-    "scoring": "it does more than to score",
+    "scoring_cpu_seconds": "it does more than to score",
     "bytes": "a checkpoint has weights and states of an optimizer",
 }
 # Files of the code that decide how much a run trains: a little more passes the bounds on time.
@@ -440,10 +470,10 @@ class Trial:
         flags = [f"{name}={value}" for name, value in self.series.scale.flags.items()]
         found: dict[str, str] = {}
         try:
-            both = check_flags(shlex.split(self.question.flags))
+            both = check_flags(self.question.flags, "--flags")
         except Refused as refused:  # they are nobody's attempt
             raise UserError(f"--flags: {refused}") from None
-        for word in [*flags, *both, *check_flags(shlex.split(own))]:
+        for word in [*flags, *both, *check_flags(own, "--candidate")]:
             found[word.partition("=")[0]] = word
         return list(found.values())
 
@@ -465,7 +495,9 @@ class Trial:
             )
             noise = self._noise()
             self._say_length()
-            verdict = decision.decide(self.question.plan, self.number, noise, self._draw, self.series.scale.depths)
+            shown = decision.smallest(noise, self.question.plan, self.number)
+            self._say(f"the noise is {noise.sd:.4f} bits per byte over seeds: this question shows gains of {shown:.4f}")
+            verdict = decision.decide(self.question.plan, self.number, noise, self._pairs, self.series.scale.depths)
             found = self._found(verdict)
         except Refused as refused:
             found = {"answer": "discard", "reason": str(refused), "refused": refused.check}
@@ -490,36 +522,50 @@ class Trial:
         shown = decision.smallest(noise, plan, self.number)
         reason = verdict.reason
         if verdict.answer is Answer.UNDECIDED:
-            wanted = decision.pairs_for(verdict.aim, noise, plan, self.number + 1)
-            more = f"{wanted - plan.pairs} more pairs" if wanted < decision.MOST_PAIRS else "256 pairs and more"
-            runs = plan.with_pairs(wanted).runs
-            reason += f"{more} would show {verdict.aim:.4f}: --pairs={wanted} asks for them, up to {runs} runs"
+            reason += self._advice(verdict.aim, noise)
         return {
             "answer": verdict.answer.value,
             "reason": reason,
             "holds": verdict.holds,
             "note": self._note(),
-            "contained": not self.series.fixed["unsafe"],
+            "contained": not (self.series.fixed["unsafe"] and sandbox.missing()),  # it is used wherever it works
             "gain": verdict.gain.mean,
             "interval": verdict.gain.half() if verdict.gain.stderr else 0.0,
             "pairs": verdict.gain.pairs,
             "p": verdict.p,
             "level": verdict.level,
-            "second": verdict.second and _second_record(verdict.second),
+            "part": verdict.part,
+            "second": _second_record(verdict),
             "noise": noise._asdict(),
             "smallest": shown,
+            "in_turns": self._measured[0] is not Part.SCREEN,  # the runs that the metrics are of
             "metrics": {name: self._difference(name) for name in self.question.metrics},
             "confirmed": self._confirmed(verdict),
         }
 
+    def _advice(self, aim: float, noise: Noise) -> str:
+        """Return how many more pairs would show a gain."""
+        plan = self.question.plan
+        wanted = decision.pairs_for(aim, noise, plan, self.number + 1)
+        if wanted is None:
+            most = max(plan.pairs, decision.MOST_PAIRS)
+            return f"more than {most} pairs would be needed to show {aim:.4f}: this scale cannot show it"
+        asked = f"--pairs={wanted} asks for them, up to {plan.with_pairs(wanted).runs} runs"
+        return f"{wanted - plan.pairs} more pairs would show {aim:.4f}: {asked}"
+
     def _difference(self, metric: str) -> Record:
-        """Return what both sides took, in the pairs of the first part, and the change in percent with its interval."""
+        """Return what both sides took, and the change in percent with its interval.
+
+        The incumbent's runs may be those of the noise floor, of another hour: a change of times would be the machine's.
+        """
+        part, count = self._measured
         sides = []
         for side in (self.incumbent, self.candidate):
-            runs = [self._there(side, self._first, number) for number in range(self.question.plan.pairs)]
+            runs = [self._there(side, part, number) for number in range(count)]
             sides.append([run[metric] for run in runs if run])
         found = {"incumbent": statistics.median(sides[0]), "candidate": statistics.median(sides[1])}
-        if len(sides[0]) > 1 and min(map(min, sides)) > 0:  # a run says itself how much memory it took
+        comparable = part is not Part.SCREEN or metric not in TIMES
+        if comparable and count > 1 and min(map(min, sides)) > 0:  # a run says itself how much memory it took
             times = decision.gain_of([(math.log(other), math.log(one)) for one, other in zip(*sides, strict=True)])
             found |= {"change": 100 * math.expm1(times.mean), "interval": 100 * math.expm1(times.half())}
         return found
@@ -546,6 +592,16 @@ class Trial:
             raise UserError("the incumbent's runs have the same figure for every seed: it does not use the seed")
         return noise
 
+    def _pairs(self, part: Part, count: int) -> list[decision.Pair]:
+        """Return the scores of pairs as `_draw` does; NoPairs where the second depth takes too much, or fails."""
+        try:
+            return self._draw(part, count)
+        except (Failure, Refused) as error:
+            cheats = isinstance(error, Refused) and error.check != "budget"
+            if part is not Part.DEPTH or cheats:
+                raise
+            raise decision.NoPairs(str(error)) from None
+
     def _draw(self, part: Part, pairs: int) -> list[decision.Pair]:
         """Train pairs, and return their scores; raise Refused if they are no fair pairs."""
         if part is Part.SCREEN:
@@ -558,20 +614,20 @@ class Trial:
                 found[name].append(self._run(side, part, number))
             one, other = found["incumbent"][-1], found["candidate"][-1]
             scores.append((one["bpb"], other["bpb"]))
-            self._check_pairs(found, part)
+            self._check_pairs(found, part, pairs)
             gain = one["bpb"] - other["bpb"]
             self._say(f"{part.value} pair {number + 1} of {pairs}: gain {gain:+.4f} bits per byte")
         return scores
 
-    def _check_pairs(self, found: dict[str, list[Record]], part: Part) -> None:
-        """Raise Refused if the candidate does not use its seed, or has more than the incumbent to work with."""
+    def _check_pairs(self, found: dict[str, list[Record]], part: Part, pairs: int) -> None:
+        """Raise Refused if the candidate does not use its seed, or has more than the incumbent to work with.
+
+        pairs: of the whole part.
+        """
         for name, what in SEEDED.items():
             values = [run[name] for run in found["candidate"] if run[name]]
             if len(set(values)) < len(values):
                 raise Refused("seed", f"two seeds give the candidate the same {what}: its seed is chosen, not given")
-        most = decision.SLOWER[1]
-        # Scoring includes loading, which takes seconds even for a small model.
-        limits = {"scoring": (most, 20.0), "bytes": (LARGER, 0.0)}
         if self.series.fixed["budget"] == "seconds":  # both sides of every part are trained in turns
             floor = [run["seconds"] for run in self._incumbents(Part.SCREEN, self.series.scale.floor)]
             one, other = ([run["seconds"] for run in runs] for runs in found.values())
@@ -580,13 +636,15 @@ class Trial:
                 raise _over_budget("seconds", times)
         else:  # threads that wait use processor time up too, and other work on the machine changes seconds
             self._check_work(found, part)
-        for name, (factor, more) in limits.items():
-            times = _beyond(name, found["incumbent"], found["candidate"], factor, more)
-            if times and name == "scoring" and part is Part.SCREEN:  # another hour, when the machine was less busy
-                beside = self._incumbents(Part.AGAIN, len(found["candidate"]))
-                times = _beyond(name, beside, found["candidate"], factor, more)
+        if len(found["candidate"]) >= min(pairs, 2):  # one slow minute is no work
+            times = _scored_longer(found["incumbent"], found["candidate"])
+            if times and part is Part.SCREEN:  # another hour, when the machine was less busy
+                times = _scored_longer(self._incumbents(Part.AGAIN, len(found["candidate"])), found["candidate"])
             if times:
-                raise _over_budget(name, times)
+                raise _over_budget("scoring_cpu_seconds", times)
+        one, other = (statistics.median(run["bytes"] for run in runs) for runs in found.values())
+        if other > LARGER * one:
+            raise _over_budget("bytes", other / one)
 
     def _check_work(self, found: dict[str, list[Record]], part: Part) -> None:
         """Raise Refused if the candidate has taken more processor time than chance explains."""
@@ -625,6 +683,14 @@ class Trial:
         """
         return Part.BESIDE if self.series.fixed["budget"] == "seconds" else Part.SCREEN
 
+    @property
+    def _measured(self) -> tuple[Part, int]:
+        """Return the part whose runs say what both sides take, and its pairs: the confirmation, if there was one."""
+        plan = self.question.plan
+        if plan.confirming and self._there(self.candidate, Part.CONFIRM, plan.confirming - 1):
+            return Part.CONFIRM, plan.confirming
+        return self._first, plan.pairs
+
     def _depth(self, part: Part) -> int:
         return self.series.scale.depths[part is Part.DEPTH]
 
@@ -660,14 +726,13 @@ class Trial:
         folder = series.folder / "runs" / key
         shutil.rmtree(folder, ignore_errors=True)
         self._check_space()
-        unsafe = series.fixed["unsafe"]
         try:
             try:
                 measured = self._trained(side, flags, folder)
             except Killed:  # once more: the machine may have done it for other work
                 series.ledger.add("crash", key=key, side=side.key, part=part.value, number=number, reason="killed")
                 measured = self._trained(side, flags, folder)
-            measured |= arena.score(side, series.folder / "home", folder, series.documents("validation"), unsafe)
+            measured |= _scored(series, side, key, "validation", part=part.value, number=number)
             measured["weights"] = arena.weights_hash(folder)
         except (Failure, Refused) as error:
             shutil.rmtree(folder, ignore_errors=True)
@@ -700,19 +765,20 @@ class Trial:
 def open_holdout(name: str, as_json: bool) -> None:
     """Score what a series has kept on text that decided nothing, once, and print it."""
     folder = series_folder(name)
-    with hold_folder(folder), faults_decide_nothing(folder):
+    with hold_folder(folder, "--series"), faults_decide_nothing(folder):
         series = open_series(folder)
         kept = [
             record for record in series.ledger.of_kind("trial") if record["answer"] == "keep" and record["confirmed"]
         ]
         if not kept:
             raise UserError(f"the series {name} has kept nothing on confirming seeds: the holdout stays sealed")
+        sandbox.require(series.fixed["unsafe"])
         opened = series.ledger.of_kind("holdout")
         if not opened:
             if not series.ledger.of_kind("holdout-opened"):
                 series.ledger.add("holdout-opened", trials=[record["number"] for record in kept])
             numbers = series.ledger.of_kind("holdout-opened")[0]["trials"]  # what was kept when it was first opened
-            found = [_on_holdout(series, record) for record in kept if record["number"] in numbers]
+            found = [_held(series, record) for record in kept if record["number"] in numbers]
             opened = [series.ledger.add("holdout", trials=found)]
         told = {
             "series": name,
@@ -739,8 +805,20 @@ def _all_held(answers: Sequence[str]) -> str:
     return "lost" if "lost" in answers else "undecided"
 
 
+def _held(series: Series, record: Record) -> Record:
+    """Return whether a gain held; one that cannot be scored has failed, and leaves the others theirs."""
+    about = {
+        "number": record["number"],
+        "candidate": record["candidate"]["name"],
+        "validation": record["gain"],
+    }
+    try:
+        return about | _on_holdout(series, record)
+    except UserError as error:
+        return about | {"answer": "failed", "reason": str(error)}
+
+
 def _on_holdout(series: Series, record: Record) -> Record:
-    documents = series.documents("holdout")
     sides = [
         Side(one["name"], one["commit"], series.code / one["code"], one["flags"])
         for one in (record["incumbent"], record["candidate"])
@@ -755,10 +833,7 @@ def _on_holdout(series: Series, record: Record) -> Record:
                 raise UserError(
                     f"{series.folder}/runs/{key} has other weights than its run left: nothing can be scored"
                 )
-        scores = [
-            arena.score(side, series.folder / "home", series.folder / "runs" / key, documents, series.fixed["unsafe"])
-            for side, key in zip(sides, keys, strict=True)
-        ]
+        scores = [_scored(series, side, key, "holdout") for side, key in zip(sides, keys, strict=True)]
         pairs.append((scores[0]["bpb"], scores[1]["bpb"]))
     gain = decision.gain_of(pairs)
     answer = "undecided"
@@ -767,9 +842,6 @@ def _on_holdout(series: Series, record: Record) -> Record:
     elif gain.p_worse() <= decision.WORSE:
         answer = "lost"
     return {
-        "number": record["number"],
-        "candidate": record["candidate"]["name"],
-        "validation": record["gain"],
         "gain": gain.mean,
         "interval": gain.half() if gain.stderr else 0.0,
         "pairs": gain.pairs,
@@ -810,24 +882,46 @@ def machine_name() -> str:
     return f"{platform.machine()} {text_sha256(processor())[:12]} {facts['CPUs']} {facts['GPUs']} torch {software}"
 
 
-def work_of(runs: Sequence[Record], beside: Sequence[Record]) -> list[float]:
-    """Return the processor time of a side's runs, with what processes may hide that the runs beside it do not have."""
-    usual = statistics.median(run["processes"] for run in beside)
-    return [run["cpu_seconds"] + sandbox.UNSEEN * max(0, run["processes"] - usual) for run in runs]
+def work_of(runs: Sequence[Record], beside: Sequence[Record], kind: str = "") -> list[float]:
+    """Return the processor time of a side's runs, with what processes may hide that the runs beside it do not have.
+
+    kind: "scoring_" for that of scoring.
+    """
+    seconds, processes = f"{kind}cpu_seconds", f"{kind}processes"
+    usual = statistics.median(run[processes] for run in beside)
+    return [run[seconds] + sandbox.UNSEEN * max(0, run[processes] - usual) for run in runs]
 
 
-def _beyond(name: str, incumbent: Sequence[Record], candidate: Sequence[Record], factor: float, more: float) -> float:
-    """Return how many times the incumbent's figure the candidate has; 0 where that is at most factor times and more."""
-    one, other = (statistics.median(run[name] for run in runs) for runs in (incumbent, candidate))
-    return other / one if other > factor * one + more else 0.0
+def _scored_longer(incumbent: Sequence[Record], candidate: Sequence[Record]) -> float:
+    """Return how many times the incumbent's processor time it takes to score the candidate; 0.0 if that is in bounds.
+
+    Of two pairs both have to be beyond them. Loading counts, which takes seconds even for a small model.
+    """
+    one = statistics.median(run["scoring_cpu_seconds"] for run in incumbent)
+    other = statistics.median_low(work_of(candidate, incumbent, "scoring_"))
+    return other / one if other > decision.SLOWER[1] * one + MORE_SCORING else 0.0
+
+
+def _scored(series: Series, side: Side, key: str, text: str, **about: object) -> Record:
+    """Return what a run's model scores on a sealed text. about: the run, for the ledger."""
+    unsafe = series.fixed["unsafe"]
+    given = side, series.folder / "home", series.folder / "runs" / key, series.documents(text), unsafe
+    try:
+        return arena.score(*given)
+    except (Killed, Late) as error:  # once more: the machine may have done it for other work
+        series.ledger.add("crash", key=key, side=side.key, **about, reason=str(error))
+        return arena.score(*given)
 
 
 def _over_budget(name: str, times: float) -> Refused:
     return Refused("budget", f"it has {times:.2f} times the incumbent's {WORDS[name]}: {ADVICE[name]}")
 
 
-def _second_record(gain: Gain) -> Record:
-    """Return what the second depth has shown."""
+def _second_record(verdict: Verdict) -> Record | None:
+    """Return what the second depth has shown; None if it was not asked."""
+    gain = verdict.second
+    if gain is None:
+        return {"answer": "failed", "reason": verdict.failed} if verdict.failed else None
     answer = "undecided"
     if gain.p_better() <= decision.WORSE:
         answer = "better"
@@ -844,9 +938,10 @@ def answer_lines(record: Record) -> list[str]:
     lines = ["", f"{ANSWERS[record['answer']]}: {record['reason']}"]
     metrics: dict[str, object] = {}
     if "gain" in record:
+        then = "goes on" if record["part"] == "filter" else "is kept"
         lines.append(
             f"gain: {record['gain']:+.4f} ± {record['interval']:.4f} bits per byte over {record['pairs']} pairs, "
-            f"p = {record['p']:.2g}; it is kept at {record['level']:.2g}"
+            f"p = {record['p']:.2g}; it {then} at {record['level']:.2g}"
         )
         if record["note"]:
             lines.append(f"note: {record['note']}")
@@ -854,7 +949,7 @@ def answer_lines(record: Record) -> list[str]:
             lines.append("note: both sides ran without the sandbox, and could reach what judges them")
         if record["holds"]:
             lines.append(f"holds: {record['holds']}")
-        if record["second"]:
+        if record["second"] and "gain" in record["second"]:
             second = record["second"]
             lines.append(f"second depth: {second['gain']:+.4f} ± {second['interval']:.4f} over {second['pairs']} pairs")
         noise = record["noise"]
@@ -862,7 +957,9 @@ def answer_lines(record: Record) -> list[str]:
             f"noise: {noise['sd']:.4f} over {noise['freedom'] + 1} seeds; this question shows {record['smallest']:.4f}"
         )
         for name, found in record["metrics"].items():
-            change = f", {found['change']:+.1f} ± {found['interval']:.1f} %" if "change" in found else ""
+            change = "; the incumbent ran earlier" if name in TIMES and not record["in_turns"] else ""
+            if "change" in found:
+                change = f", {found['change']:+.1f} ± {found['interval']:.1f} %"
             lines.append(f"{name}: {found['incumbent']:,.4g} incumbent, {found['candidate']:,.4g} candidate{change}")
             metrics |= {f"{name}_{kind}": f"{value:.6g}" for kind, value in found.items()}
         metrics |= {
@@ -871,7 +968,8 @@ def answer_lines(record: Record) -> list[str]:
             "second_depth": record["second"]["answer"] if record["second"] else "none",
         }
         metrics |= {"gain_bpb": f"{record['gain']:.6f}", "interval_bpb": f"{record['interval']:.6f}"}
-        metrics |= {"p": f"{record['p']:.6g}", "pairs": record["pairs"], "smallest_bpb": f"{record['smallest']:.6f}"}
+        metrics |= {"p": f"{record['p']:.6g}", "level": f"{record['level']:.6g}", "part": record["part"]}
+        metrics |= {"pairs": record["pairs"], "smallest_bpb": f"{record['smallest']:.6f}"}
     metrics |= {"number": record["number"], "ledger": record["hash"], "answer": record["answer"]}
     return [*lines, *metric_lines(metrics)]
 
@@ -889,18 +987,22 @@ def holdout_lines(told: Record) -> list[str]:
     lines = []
     metrics: dict[str, object] = {}
     for one in told["trials"]:
-        lines.append(
-            f"trial {one['number']}: {one['candidate']}: {one['validation']:+.4f} on validation text, "
-            f"{one['gain']:+.4f} ± {one['interval']:.4f} on the holdout over {one['pairs']} pairs, p = {one['p']:.2g}: "
-            f"{HELD[one['answer']]}"
-        )
-        about = {
-            "gain_bpb": f"{one['gain']:.6f}",
-            "interval_bpb": f"{one['interval']:.6f}",
-            "p": f"{one['p']:.6g}",
-            "pairs": one["pairs"],
-            "answer": one["answer"],
-        }
+        about: Record = {}
+        said = f"trial {one['number']}: {one['candidate']}: {one['validation']:+.4f} on validation text, "
+        if one["answer"] == "failed":
+            lines.append(f"{said}and it cannot be scored on the holdout: {one['reason']}")
+        else:
+            lines.append(
+                f"{said}{one['gain']:+.4f} ± {one['interval']:.4f} on the holdout over {one['pairs']} pairs, "
+                f"p = {one['p']:.2g}: {HELD[one['answer']]}"
+            )
+            about = {
+                "gain_bpb": f"{one['gain']:.6f}",
+                "interval_bpb": f"{one['interval']:.6f}",
+                "p": f"{one['p']:.6g}",
+                "pairs": one["pairs"],
+            }
+        about["answer"] = one["answer"]
         metrics |= {f"trial_{one['number']}_{name}": value for name, value in about.items()}
     if told["later"]:
         lines.append(f"{told['later']} later keeps have no holdout: it is opened once, at the end of a series")

@@ -24,13 +24,14 @@ import shutil
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 
+from nanochat.cores import most_threads
 from nanochat.errors import UserError
 from nanochat.evals import sandbox
 
@@ -42,15 +43,16 @@ MOST_TOKENS = 320 * 2**10  # of a vocabulary: with more, too few rows could be k
 MOST_MARKS = 16  # tokens of a document beyond its bytes
 MOST_ABOUT = 2**26  # bytes of what an entry says about itself
 MEMORY = 2**35  # address space; the libraries reserve far more than they use
-PROCESSES = 64  # and threads
+PROCESSES = 64  # and threads; more where there are many cores
 LOADING = 120.0  # seconds for imports and weights, beside the time for answers
 MOST_WORDS = 2**16  # bytes of an error
 ENDING = 3.0  # seconds to wait for the last words of a process that has ended
+LEAVING = 30.0  # seconds that a process may take to end once nothing more is asked
 CPUS = "/sys/devices/system/cpu"  # what torch asks the system about
 
 # Kinds of questions. A question is its kind, the length of what follows, and that; an answer begins with 0, or 1 for an
 # error, and has a length of eight bytes.
-ABOUT, ENCODE, LOG_PROBS, LEARN = range(4)
+ABOUT, ENCODE, LOG_PROBS, LEARN, END = range(5)
 QUESTION = "<BI"
 ANSWER = "<BQ"
 
@@ -83,6 +85,8 @@ def serve() -> None:
     while head := reads.read({head}):
         kind, size = struct.unpack("{question}", head)
         asked = reads.read(size)
+        if kind == {END}:
+            return
         try:
             if kind == {ABOUT}:
                 words = [bytes(word).hex() for word in entry.vocabulary]
@@ -116,7 +120,14 @@ class Refused(UserError):
 
 
 class Broken(UserError):
-    """An entry does something else than it is asked for: it fails, its process ends, or an answer has another form."""
+    """An entry does something else than it is asked for: it fails, its process ends, or an answer has another form.
+
+    killed: its process was, by the kernel or by itself.
+    """
+
+    def __init__(self, reason: str, killed: bool = False) -> None:
+        super().__init__(reason)
+        self.killed = killed
 
 
 @dataclass(frozen=True)
@@ -236,6 +247,12 @@ class Scorer:
     def learn(self, ids: Sequence[int], first: int) -> None:
         self._ask(LEARN, np.array([first, *ids], np.int64).tobytes())
 
+    def end(self) -> sandbox.Verdict:
+        """Let the process end by itself: what it has used is known after that."""
+        with suppress(BrokenPipeError, BlockingIOError):  # it has ended, or does not listen
+            os.write(self._asks, struct.pack(QUESTION, END, 0))
+        return self._verdict(LEAVING)
+
     def _ask(self, kind: int, data: bytes = b"", most: int = 0) -> bytes:
         began = self.seconds
         left = memoryview(struct.pack(QUESTION, kind, len(data)) + data)
@@ -276,8 +293,9 @@ class Scorer:
             raise Refused("time", f"it takes longer than {self._limit:g} s")
 
     def _ended(self) -> Broken:
-        last = self._verdict(ENDING).output.strip().splitlines()[-1:] or ["it printed nothing"]
-        return Broken(f"{SCORER}: its process has ended: {printable(last[0])}")
+        ended = self._verdict(ENDING)
+        last = ended.output.strip().splitlines()[-1:] or ["it printed nothing"]
+        return Broken(f"{SCORER}: its process has ended: {printable(last[0])}", ended.killed)
 
     @staticmethod
     def _error(reason: str) -> UserError:
@@ -301,9 +319,11 @@ def scorer(place: Path, seconds: float, unsafe: bool, more: Sequence[str] | None
         ABOUT=ABOUT,
         ENCODE=ENCODE,
         LOG_PROBS=LOG_PROBS,
+        END=END,
     )
     whole = seconds + 2 * LOADING  # the judge ends it before
-    limits = sandbox.Limits(seconds=whole, cpu_seconds=int(PROCESSES * whole), memory=MEMORY, processes=PROCESSES)
+    most = most_threads(PROCESSES)
+    limits = sandbox.Limits(seconds=whole, cpu_seconds=int(most * whole), memory=MEMORY, processes=most)
     libraries = library_paths() if more is None else more
     readable = [str(place), *libraries, CPUS]
     with sandbox.conversation(program, limits, unsafe, readable) as (asks, listens, verdict):

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -17,7 +18,7 @@ from types import MappingProxyType
 
 from nanochat.errors import UserError
 from nanochat.paths import new_folder, text_sha256
-from nanochat.trial.scorer import Refused
+from nanochat.trial.scorer import Refused, printable
 
 CODE = ("nanochat", "scripts", "tasks", "tracks", "rustbpe")  # folders that decide a run
 # What judges: the referee runs its own copy, and a candidate that changes these files is refused.
@@ -31,6 +32,18 @@ FROZEN = (
 )
 BESIDE = ("pyproject.toml", "requirements.lock")  # files that a run may read
 BUILT = ("rustbpe/",)  # is compiled when the project is installed: another version of it would not run
+MOST_CHANGED = 4 * 2**20  # bytes of files that the working tree changes
+CHANGED = ("-z", "--modified", "--others", "--exclude-standard")
+# A diff that no setting of the user's git has changed.
+OWN_DIFF = (
+    "--cached",
+    "--binary",
+    "--no-ext-diff",
+    "--no-textconv",
+    "--no-color",
+    "--src-prefix=a/",
+    "--dst-prefix=b/",
+)
 # Flags that the trial sets.
 OWN_FLAGS = (
     "seed num-iterations target-flops target-seconds target-param-data-ratio data num-shards tokenizer-tag tag g "
@@ -72,8 +85,10 @@ def git(root: Path, *words: str, variables: Mapping[str, str] = MappingProxyType
     except FileNotFoundError:
         raise UserError("git is not installed: a trial compares commits, and needs it") from None
     if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["it failed"])[-1]
-        raise UserError(f"git {words[0]} in {root}: {reason.removeprefix('fatal: ')}")
+        said = [
+            re.sub("^(fatal|error): ", "", line) for line in done.stderr.splitlines() if not line.startswith("hint:")
+        ]
+        raise UserError(f"git {words[0]} in {root}: {'; '.join(filter(None, said)) or 'it failed'}")
     return done.stdout
 
 
@@ -98,7 +113,10 @@ def committed(root: Path, commit: str, folders: Path) -> Path:
 
 
 def working_tree(root: Path, folders: Path) -> tuple[Path, str]:
-    """Return the folder with the code as it is now, new files that git does not ignore too, and the diff to HEAD."""
+    """Return the folder with the code as it is now, new files that git does not ignore too, and the diff to HEAD.
+
+    Files that decide no run are left out: they may be large, or secret, and the diff goes into the ledger.
+    """
     with tempfile.TemporaryDirectory() as temporary:
         index = Path(temporary, "index")
         own = Path(git(root, "rev-parse", "--git-path", "index").strip())
@@ -106,10 +124,25 @@ def working_tree(root: Path, folders: Path) -> tuple[Path, str]:
         if own.exists():
             shutil.copy2(own, index)  # with its time: git reads files again that changed in the same second
         variables = {"GIT_INDEX_FILE": str(index)}
-        git(root, "add", "--all", variables=variables)
+        known = git(root, "ls-files", "-z", "--", *CODE, *BESIDE, variables=variables).split("\0")
+        tops = {name.partition("/")[0] for name in known}
+        names = [name for name in (*CODE, *BESIDE) if name in tops or (root / name).exists()]
+        _check_size(root, git(root, "ls-files", *CHANGED, "--", *names, variables=variables).split("\0"))
+        git(root, "add", "--all", "--", *names, variables=variables)
         tree = git(root, "write-tree", variables=variables).strip()
-        diff = git(root, "diff", "--cached", "--binary", "HEAD", variables=variables)
+        diff = git(root, "diff", *OWN_DIFF, "HEAD", "--", *CODE, *BESIDE, variables=variables)
         return committed(root, tree, folders), diff
+
+
+def _check_size(root: Path, names: Collection[str]) -> None:
+    """Raise a UserError for more changed code than a ledger should take."""
+    sizes = {name: (root / name).lstat().st_size for name in names if (root / name).is_file()}
+    if sum(sizes.values()) > MOST_CHANGED:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise UserError(
+            f"the files that the working tree changes have {sum(sizes.values()):,} bytes, {printable(largest)} most of"
+            f" them, and a trial takes {MOST_CHANGED:,}: move it elsewhere, or let .gitignore name it"
+        )
 
 
 def _kept(place: Path, folders: Path) -> Path:
@@ -154,7 +187,7 @@ def code_files(place: Path) -> list[Path]:
     tops = [place / name for name in (*CODE, *BESIDE)]
     for path in [*tops, *sorted(path for top in tops[: len(CODE)] for path in top.rglob("*"))]:
         if path.is_symlink():
-            raise UserError(f"{path.relative_to(place)} is a link: a trial runs files alone")
+            raise UserError(f"{printable(str(path.relative_to(place)))} is a link: a trial runs files alone")
         if path.is_file() and "__pycache__" not in path.parts and path not in tops:
             found.append(path)
     return found
@@ -175,8 +208,8 @@ def check_incumbent(incumbent: Side, referee: Path) -> None:
     for name in changed_files(referee, incumbent.code):
         if name.startswith(FROZEN):
             raise UserError(
-                f"{name} of the incumbent {incumbent.name} is not that of the commit that this series began with:"
-                " begin another series with --series=NAME"
+                f"{printable(name)} of the incumbent {incumbent.name} is not that of the commit that this series began"
+                " with: begin another series with --series=NAME"
             )
 
 
@@ -189,15 +222,17 @@ def check_files(incumbent: Side, candidate: Side, referee: Path, sealed: Sequenc
     changed = changed_files(referee, candidate.code)
     for name in changed:
         if name.startswith(FROZEN):
-            raise Refused("frozen", f"{name} is part of the referee: it is not the candidate's to change")
+            raise Refused("frozen", f"{printable(name)} is part of the referee: it is not the candidate's to change")
     for name in changed_files(incumbent.code, candidate.code):
         if name.startswith(BUILT):
-            raise Refused("frozen", f"{name} is compiled when the project is installed: install it, then ask again")
+            raise Refused(
+                "frozen", f"{printable(name)} is compiled when the project is installed: install it, then ask again"
+            )
     wanted = {text[start : start + LEAKED] for text in map(_letters, sealed) for start in _starts(text, LEAKED)}
     for name in changed:
         # A phrase that the referee's own file has, as templates of the world do, was not copied from a document.
         if _pieces(candidate.code / name, wanted) - _pieces(referee / name, wanted):
-            raise Refused("text", f"{name} contains text that the candidate is judged by")
+            raise Refused("text", f"{printable(name)} contains text that the candidate is judged by")
 
 
 def _letters(text: str) -> str:
@@ -223,9 +258,13 @@ def _character(escape: re.Match[str]) -> str:
     return chr(min(int(number, 16), 0x10FFFF)) if number else ""
 
 
-def check_flags(words: Sequence[str]) -> list[str]:
-    """Return the flags of a side; Refused for one that the trial sets."""
+def check_flags(text: str, asked: str) -> list[str]:
+    """Return the flags of a side; Refused for one that the trial sets. asked: the flag that they are the value of."""
     flags = []
+    try:
+        words = shlex.split(text)
+    except ValueError as error:  # a quote that is not closed
+        raise UserError(f"{asked}={text} cannot be read as flags: {str(error).lower()}") from None
     for word in words:
         if not word.startswith("-"):
             raise UserError(f"{word} is no flag: write flags as --name=value")

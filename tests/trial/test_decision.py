@@ -173,6 +173,31 @@ def test_a_second_depth_says_how_far_a_keep_reaches(deeper: list[float], holds: 
     assert verdict.second.pairs == 2
 
 
+def test_a_second_depth_without_pairs_undoes_nothing() -> None:
+    confirmed = script(screen=[0.05, 0.051], confirm=[0.049, 0.05, 0.051, 0.05, 0.05, 0.051])
+
+    def draw(part: Part, count: int) -> Sequence[Pair]:
+        if part is Part.DEPTH:
+            raise decision.NoPairs("its run failed")
+        return confirmed(part, count)
+
+    verdict = decide(PLAN, 1, Noise(SD, 5), draw, DEPTHS)
+    assert (verdict.answer, verdict.second, verdict.failed) == (Answer.KEEP, None, "its run failed")
+    assert verdict.holds == "at depth 4 only: at depth 6 its run failed"
+    with pytest.raises(decision.NoPairs):  # nothing was confirmed
+        decide(PLAN, 1, Noise(SD, 5), lambda *_: draw(Part.DEPTH, 2), DEPTHS)
+
+
+def test_a_verdict_names_the_part_that_decided_and_its_level() -> None:
+    stopped = decide(PLAN, 1, Noise(SD, 5), script(screen=[0.0, 0.001]), DEPTHS)
+    assert (stopped.part, stopped.level) == ("filter", decision.SCREEN)
+    draw = script(screen=[0.05, 0.051], confirm=[0.001, -0.002, 0.003, -0.001, 0.002, -0.003])
+    unconfirmed = decide(PLAN, 1, Noise(SD, 5), draw, DEPTHS)
+    assert (unconfirmed.part, unconfirmed.level) == ("confirmation", decision.share(1))
+    alone = decide(Plan(2, 0, 0, 0.001), 1, Noise(SD, 5), draw, DEPTHS)
+    assert (alone.part, alone.level) == ("first", decision.share(1))
+
+
 def test_one_pair_at_the_second_depth_shows_nothing() -> None:
     assert gain_of([(0.6, 0.5)]).p_better() == 0.5
 
@@ -221,11 +246,13 @@ def test_pairs_that_are_no_pairs_of_the_floor_have_their_own_error() -> None:
 
 def test_the_advice_is_a_further_question_and_enough() -> None:
     wanted = decision.pairs_for(0.006, Noise(SD, 5), PLAN, number=2)
+    assert wanted
     assert wanted > PLAN.pairs
     assert decision.power(0.006, Noise(SD, 5), PLAN.with_pairs(wanted), 2) >= decision.POWER
     assert PLAN.runs == 2 * (2 + 6 + 2)
     assert PLAN.with_pairs(wanted) == Plan(wanted, confirming_pairs(wanted), wanted, 0.001)
-    assert decision.pairs_for(1e-6, Noise(SD, 5), PLAN, 2) == decision.MOST_PAIRS
+    assert decision.pairs_for(1e-6, Noise(SD, 5), PLAN, 2) is None  # at the bound nearly nothing of it would show
+    assert decision.pairs_for(0.006, Noise(SD, 5), PLAN.with_pairs(decision.MOST_PAIRS), 2) is None  # nor fewer
     assert decision.pairs_for(1.0, Noise(SD, 5), PLAN, 2) == PLAN.pairs + 1
 
 

@@ -12,6 +12,7 @@ from contain import NEEDS_SANDBOX
 from foreign_entries import CHEATS, HONEST, place, with_a_file, written
 
 from nanochat.errors import UserError
+from nanochat.trial import scorer
 from nanochat.trial.judging import (
     FEWEST,
     PROBES,
@@ -23,7 +24,7 @@ from nanochat.trial.judging import (
     most_probes,
     parts_of,
 )
-from nanochat.trial.scorer import MOST_CELLS, MOST_TOKENS, About
+from nanochat.trial.scorer import MOST_CELLS, MOST_TOKENS, About, Broken
 
 pytestmark = NEEDS_SANDBOX
 __all__ = ["place"]
@@ -58,9 +59,29 @@ def test_an_honest_entry(place: Path) -> None:
     # Of each four places the last one's own token is not in the question, but for the ends of documents.
     assert found.probes == found.open_places == sum(count - count // 4 for count in counts)
     assert found.difference < 1e-6
+    assert found.ended
+    assert found.cpu_seconds > 0  # of all three processes, counted outside
+    assert found.processes >= 3
     assert found.probe_nats == pytest.approx(found.alone_nats)
     bits = found.probe_nats / math.log(2) / found.probes
     assert check_rows(found)[1][1].endswith(f"a token there has {bits:.5f} bits with what follows, {bits:.5f} without")
+
+
+def test_a_process_that_goes_on_is_seen(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has used is not known."""
+    monkeypatch.setattr(scorer, "LEAVING", 0.5)
+    staying = "import atexit, time\n\natexit.register(time.sleep, 600)\n"
+    assert not judge(written(place, staying + HONEST), TEXTS, Limits(60)).ended
+
+
+def test_a_process_that_was_killed_is_known(place: Path) -> None:
+    killed = HONEST.replace("return [MARK, *text]", "import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(Broken) as raised:
+        judge(written(place, killed), TEXTS, Limits(60))
+    assert raised.value.killed
+    with pytest.raises(Broken) as raised:
+        judge(written(place, HONEST.replace("return [MARK, *text]", "import os; os._exit(3)")), TEXTS, Limits(60))
+    assert not raised.value.killed
 
 
 def test_an_entry_begins_in_its_own_folder(place: Path) -> None:

@@ -22,12 +22,15 @@ from contain import NEEDS_SANDBOX
 from copies import ROOT, listed
 
 from nanochat import cores
+from nanochat.data import corpus
 from nanochat.errors import UserError
+from nanochat.evals import sandbox
 from nanochat.log import Record
-from nanochat.paths import read_sha256, write_json
+from nanochat.paths import hold_folder, read_sha256, write_json
 from nanochat.trial import arena, referee
-from nanochat.trial.arena import Failure, Killed
+from nanochat.trial.arena import Failure, Killed, Late
 from nanochat.trial.decision import Plan
+from nanochat.trial.judging import Judgement
 from nanochat.trial.ledger import Ledger
 from nanochat.trial.referee import (
     FIXED,
@@ -37,10 +40,12 @@ from nanochat.trial.referee import (
     answer_lines,
     begin,
     open_holdout,
+    pinned,
     run_trial,
     verify_series,
     work_of,
 )
+from nanochat.trial.scorer import Broken, Refused
 from nanochat.trial.sides import Side, _kept
 
 # The first test waits for the noise floor and a trial: minutes on a machine with other work.
@@ -440,7 +445,7 @@ class Fake:
             (folder / name / "nanochat/gpt.py").write_text(f"# {name}\n", encoding="utf-8")
             self.code[name] = _kept(folder / name, folder / "code")
         self.series = opened(folder, budget=budget, referee=self.code["incumbent"].name)
-        self.series.ledger.add("series", **{name: self.series.fixed[name] for name in FIXED}, files={})
+        self.series.ledger.add("series", **pinned(self.series.fixed), files={})
         self.killed: set[int] = set()  # runs, by number
         self.rows = ""
         self.memory = 1.0
@@ -461,7 +466,8 @@ class Fake:
 
     def score(self, side: Side, *_: object) -> Record:
         bpb = (2.0 if side.name == "candidate" else 2.5) + 0.001 * (len(self.trained) % 4)
-        return {"scoring": 1.0, "bpb": bpb, "sum_error": 0.0, "difference": 0.0}
+        used = {"scoring_cpu_seconds": 1.0, "scoring_processes": 9}
+        return {"scoring": 1.0, **used, "bpb": bpb, "sum_error": 0.0, "difference": 0.0}
 
     def weights_hash(self, folder: Path) -> str:
         count = sum(name == "candidate" for name, _ in self.trained)
@@ -503,6 +509,26 @@ def test_a_run_that_the_machine_kills_is_tried_once_more(
     assert len(fake.series.ledger.of_kind("crash")) == len(killed)
 
 
+@pytest.mark.parametrize(("error", "times", "answer"), [(Killed, 1, "keep"), (Late, 1, "keep"), (Late, 2, "discard")])
+def test_a_score_that_the_machine_stops_is_tried_once_more(
+    error: type[Failure], times: int, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is not trained again."""
+    fake = Fake(tmp_path, monkeypatch, Plan(2, 0, 0, 0.001))
+    own, stopped = fake.score, []
+
+    def score(side: Side, *given: Any) -> Record:
+        if side.name == "candidate" and len(stopped) < times:
+            stopped.append(side)
+            raise error("its model was not scored, twice")
+        return own(side, *given)
+
+    monkeypatch.setattr(arena, "score", score)
+    found = fake.record()
+    assert (found["answer"], len(fake.series.ledger.of_kind("crash"))) == (answer, times)
+    assert len({*fake.trained}) == len(fake.trained)
+
+
 def test_an_order_of_the_text_that_does_not_follow_the_seed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -512,22 +538,141 @@ def test_an_order_of_the_text_that_does_not_follow_the_seed_is_refused(
     assert (found["refused"], "the same first rows of text" in found["reason"]) == ("seed", True)
 
 
-def test_what_both_sides_take_has_an_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("missing", "contained"), [("", True), ("no namespaces", False)])
+def test_where_the_sandbox_works_runs_are_contained(
+    missing: str, contained: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with --unsafe-exec, which is for where it does not."""
+    monkeypatch.setattr(sandbox, "missing", lambda: missing)
     fake = Fake(tmp_path, monkeypatch, Plan(2, 0, 0, 0.001))
+    fake.series.fixed["unsafe"] = True
+    fake.series.ledger.of_kind("series")[0]["unsafe"] = True
+    found = fake.record()
+    assert found["contained"] == contained
+    lines = answer_lines({**found, "hash": "h"})
+    assert f"METRIC contained={'yes' if contained else 'no'}" in lines
+
+
+def test_an_unknown_metric_begins_no_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    with pytest.raises(UserError, match="--metric=loss is not known, use seconds, cpu_seconds"):
+        begin(dataclasses.replace(QUESTION, metrics=["loss"]))
+    assert not (tmp_path / "trial").exists()
+
+
+def test_two_questions_of_one_series_are_told_of_its_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    with hold_folder(tmp_path / "trial/default"), pytest.raises(UserError, match=r"or use another --series$"):
+        begin(QUESTION)
+
+
+def test_what_both_sides_take_has_an_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Fake(tmp_path, monkeypatch, Plan(2, 0, 0, 0.001), "seconds")
     fake.question = dataclasses.replace(fake.question, metrics=["seconds", "bytes", "memory"])
     fake.memory = 0.0  # which a candidate can say
-    fake.times = 1.2
+    fake.times = 1.05
     found = fake.record()
     seconds = found["metrics"]["seconds"]
-    # Pairs of 10.1 and 10.2 s, the candidate's 1.2 times that; of the spread only that within each side counts.
-    assert seconds["change"] == pytest.approx(20)
+    # The incumbent's runs are of 10.1 and 10.1 s, the candidate's 1.05 times 10.2 and 10 s, in turns.
+    assert seconds["change"] == pytest.approx(100 * (1.05 * math.sqrt(10.2 * 10.0) / 10.1 - 1))
     t = 4.303  # of two degrees of freedom, for 95 %
-    assert seconds["interval"] == pytest.approx(100 * math.expm1(t * math.log(10.2 / 10.1) / math.sqrt(2)), rel=1e-3)
+    half = t * math.sqrt(math.log(10.2 / 10.0) ** 2 / 2 / 2)
+    assert seconds["interval"] == pytest.approx(100 * math.expm1(half), rel=1e-3)
     assert found["metrics"]["bytes"] == {"incumbent": 10, "candidate": 10, "change": 0, "interval": 0}
     assert found["metrics"]["memory"] == {"incumbent": 0, "candidate": 0}
     lines = answer_lines({**found, "hash": "h"})
-    assert any(re.fullmatch(r"seconds: 10\.15 incumbent, 12\.18 candidate, \+20\.0 ± 3\.0 %", line) for line in lines)
-    assert "METRIC seconds_change=20" in "\n".join(lines)
+    assert "seconds: 10.1 incumbent, 10.61 candidate, +5.0 ± 4.4 %" in lines
+    assert f"METRIC seconds_change={seconds['change']:.6g}" in lines
+
+
+def test_times_are_compared_where_both_sides_ran_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of the noise floor may be of an hour when the machine was slower."""
+    metrics = ["seconds", "bytes"]
+    for confirming in (0, 6):
+        fake = Fake(tmp_path / str(confirming), monkeypatch, Plan(2, confirming, 0, 0.001))
+        fake.question = dataclasses.replace(fake.question, metrics=metrics)
+        own = fake.train
+
+        def train(*given: Any, own: Any = own, fake: Fake = fake) -> Record:
+            found = own(*given)
+            return found | {"seconds": 2 * found["seconds"]} if len(fake.trained) <= 3 else found  # the floor
+
+        monkeypatch.setattr(arena, "train", train)
+        found = fake.record()
+        lines = "\n".join(answer_lines({**found, "hash": "h"}))
+        assert found["metrics"]["bytes"]["change"] == 0
+        if confirming:
+            assert abs(found["metrics"]["seconds"]["change"]) < 2
+            assert "ran earlier" not in lines
+        else:
+            assert found["metrics"]["seconds"].keys() == {"incumbent", "candidate"}
+            assert "candidate; the incumbent ran earlier" in lines
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [
+        (Failure("its run failed"), "keep"),
+        (Refused("budget", "it has 1.60 times the incumbent's bytes of files"), "keep"),
+        (Refused("seed", "two seeds give the candidate the same weights"), "discard"),
+    ],
+)
+def test_what_fails_at_the_second_depth_is_kept_at_the_first(
+    error: Exception, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Fake(tmp_path, monkeypatch, Plan(2, 6, 2, 0.001))
+    own = fake.train
+
+    def train(side: Side, flags: Sequence[str], *given: Any) -> Record:
+        if side.name == "candidate" and "--depth=2" in flags:
+            raise error
+        return own(side, flags, *given)
+
+    monkeypatch.setattr(arena, "train", train)
+    found = fake.record()
+    assert found["answer"] == answer
+    if answer == "keep":
+        assert found["holds"] == f"at depth 1 only: at depth 2 {error}"
+        assert len(found["confirmed"]) == 6
+        lines = answer_lines({**found, "hash": "h"})
+        assert "METRIC second_depth=failed" in lines
+        assert f"holds: {found['holds']}" in lines
+
+
+def test_an_answer_names_its_part_and_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is stopped by the filter has not come to the level at which a candidate is kept."""
+    for bpb, words, part, level in ((2.5, "goes on", "filter", 0.1), (2.0, "is kept", "confirmation", 0.05 / 64)):
+        fake = Fake(tmp_path / part, monkeypatch, Plan(2, 6, 0, 0.001))
+        own = fake.score
+
+        def score(side: Side, *given: Any, own: Any = own, bpb: float = bpb) -> Record:
+            found = own(side, *given)
+            return found | {"bpb": found["bpb"] - 2.0 + bpb} if side.name == "candidate" else found
+
+        monkeypatch.setattr(arena, "score", score)
+        lines = answer_lines({**fake.record(), "hash": "h"})
+        assert f"; it {words} at {level:.2g}" in next(line for line in lines if line.startswith("gain: "))
+        assert {f"METRIC part={part}", f"METRIC level={level:.6g}"} <= {*lines}
+
+
+def test_no_command_is_advised_that_would_show_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = Fake(tmp_path, monkeypatch, Plan(2, 0, 0, 1e-6))
+    own = fake.score
+
+    def score(side: Side, *given: Any) -> Record:
+        base = 2.5009 if side.name == "candidate" else 2.5
+        return own(side, *given) | {"bpb": base + 0.001 * (len(fake.trained) % 4)}
+
+    monkeypatch.setattr(arena, "score", score)
+    found = fake.record()
+    assert found["answer"] == "undecided"
+    assert "--pairs" not in found["reason"]
+    assert found["reason"].endswith("more than 256 pairs would be needed to show 0.0001: this scale cannot show it")
+    # What the question can show is said before its pairs are trained.
+    said = capsys.readouterr().out
+    assert said.index(f"this question shows gains of {found['smallest']:.4f}") < said.index("screen 1: candidate")
 
 
 def test_a_candidate_that_changes_how_a_run_is_counted_has_a_note(
@@ -539,6 +684,45 @@ def test_a_candidate_that_changes_how_a_run_is_counted_has_a_note(
     (tmp_path / "again/candidate/nanochat/scaling.py").write_text("# longer\n", encoding="utf-8")
     again.code["candidate"] = _kept(tmp_path / "again/candidate", tmp_path / "again/code")
     assert "the candidate changes nanochat/scaling.py, by which" in again.record()["note"]
+
+
+@pytest.mark.parametrize("name", ["root", "commit", "secret"])
+def test_what_a_series_keeps_to_is_in_its_ledger(name: str, tmp_path: Path) -> None:
+    """Another secret would draw other seeds for the same question."""
+    series = opened(tmp_path)
+    series.ledger.add("series", **pinned(series.fixed), files={})
+    series.check()
+    assert series.fixed["secret"] not in series.ledger.of_kind("series")[0].values()
+    series.fixed[name] = "another"
+    with pytest.raises(UserError, match=f"referee.json has another {name} than the ledger"):
+        series.check()
+
+
+def test_a_ledger_of_before_names_no_secret_and_takes_no_question(tmp_path: Path) -> None:
+    series = opened(tmp_path)
+    series.ledger.add("series", **dict.fromkeys(FIXED, ""), files={})
+    with pytest.raises(
+        UserError, match=r"was begun before ledgers named .* the secret of .*: begin another series with"
+    ):
+        series.check()
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        ("", "--data=auto finds no text on this machine but an embedded world"),  # of --scale=cpu
+        ("world", "--data=world has an embedded world of a known seed"),
+        ("climbmix:0.9,world-2:0.1", "has an embedded world of a known seed"),
+    ],
+)
+def test_a_text_that_a_candidate_could_write_is_refused(
+    data: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    monkeypatch.setattr(corpus, "text_here", lambda: "")
+    with pytest.raises(UserError, match=sentence):
+        begin(dataclasses.replace(QUESTION, scale="cpu", data=data))
+    assert not (tmp_path / "trial/default/referee.json").exists()
 
 
 @pytest.mark.parametrize("name", ["sealed/validation.json", "code", "referee.json"])
@@ -618,7 +802,7 @@ def test_by_the_clock_the_incumbent_is_trained_beside_each_candidate(
     assert flops.parts() == ["screen"] * 5  # there the noise floor's runs are the pairs'
 
 
-@pytest.mark.parametrize(("again", "refused", "asked"), [(50.0, None, 2), (10.0, "budget", 1)])
+@pytest.mark.parametrize(("again", "refused", "asked"), [(50.0, None, 2), (10.0, "budget", 2)])
 def test_before_a_slow_score_is_refused_the_incumbent_is_scored_again(
     again: float, refused: str | None, asked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -629,11 +813,37 @@ def test_before_a_slow_score_is_refused_the_incumbent_is_scored_again(
     def score(side: Side, *given: Any) -> Record:
         late = any(name == "candidate" for name, _ in fake.trained)
         seconds = 60.0 if side.name == "candidate" else again if late else 10.0
-        return own(side, *given) | {"scoring": seconds}
+        return own(side, *given) | {"scoring_cpu_seconds": seconds}
 
     monkeypatch.setattr(arena, "score", score)
     assert fake.record().get("refused") == refused
-    assert fake.parts().count("again") == asked  # after each pair
+    assert fake.parts().count("again") == asked  # once there are two pairs
+
+
+@pytest.mark.parametrize("slow", [1, 12])
+@pytest.mark.parametrize("part", ["confirm", "depth"])
+def test_one_slow_minute_refuses_nobody(part: str, slow: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the candidate's scores in a part, the first ones are slow, by the clock and by processor time."""
+    fake = Fake(tmp_path, monkeypatch, Plan(2, 6, 2, 0.001))
+    own, late = fake.score, []
+
+    def score(side: Side, *given: Any) -> Record:
+        before = 5 if part == "confirm" else 17
+        if side.name == "candidate" and len(fake.trained) > before and len(late) < slow:
+            late.append(side)
+            return own(side, *given) | {"scoring": 900.0, "scoring_cpu_seconds": 900.0}
+        return own(side, *given) | {"scoring": 900.0}  # a busy hour for everybody
+
+    monkeypatch.setattr(arena, "score", score)
+    found = fake.record()
+    assert len(late) == min(slow, 2)
+    if slow == 1:
+        assert found["answer"] == "keep"
+        assert found["second"]["answer"] == "better"
+    elif part == "confirm":
+        assert found["refused"] == "budget"
+    else:
+        assert "at depth 2 refused, budget: it has 900.00 times the incumbent's processor time to be" in found["holds"]
 
 
 @pytest.mark.parametrize(("times", "refused"), [(1.4, "budget"), (1.05, None)])
@@ -666,6 +876,28 @@ def test_the_holdout_says_whether_a_gain_held_in_the_form_of_an_answer(
     open_holdout("default", True)
     told = json.loads(capsys.readouterr().out)
     assert (told["answer"], told["trials"][0]["answer"], told["hash"]) == ("held", "held", metrics["ledger"])
+
+
+def test_a_keep_that_cannot_be_scored_closes_the_holdout_for_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    fake = Fake(tmp_path / "trial/default", monkeypatch, Plan(2, 6, 0, 0.001))
+    kept = fake.record()
+    other = {name: value for name, value in kept.items() if name not in ("kind", "previous", "hash")}
+    other["confirmed"] = [["no", "runs"]]
+    fake.series.ledger.add("run", key="no", weights="some")
+    fake.series.ledger.add("trial", **other | {"name": "other", "number": 2})
+    monkeypatch.setattr(referee, "open_series", lambda _: fake.series)
+    capsys.readouterr()
+    scores = iter([score for number in range(6) for score in (2.5 + 0.001 * number, 2.0)])
+    monkeypatch.setattr(arena, "score", lambda *_: {"bpb": next(scores)})
+    open_holdout("default", False)
+    lines = capsys.readouterr().out.splitlines()
+    metrics = Asked(0, lines, "").metrics
+    assert (metrics["trial_1_answer"], metrics["trial_2_answer"], metrics["answer"]) == ("held", "failed", "undecided")
+    assert ", and it cannot be scored on the holdout: " in lines[1]
+    assert [one["answer"] for one in fake.series.ledger.of_kind("holdout")[0]["trials"]] == ["held", "failed"]
 
 
 @pytest.mark.parametrize(("gains", "answer"), [([0.001, -0.001], "undecided"), ([-0.5, -0.5], "lost")])
@@ -712,6 +944,29 @@ def test_the_reason_why_a_model_cannot_be_scored_is_where_the_answer_says(
         arena.score(Side("a", "HEAD", tmp_path), tmp_path / "home", place, [], False)
     shutil.rmtree(place)
     assert Path(str(raised.value).rpartition(" in ")[2]).read_text(encoding="utf-8") == "its words"
+
+
+@pytest.mark.parametrize(
+    ("stop", "error", "sentence"),
+    [
+        (Broken("its process has ended", killed=True), Killed, "the scoring of its model was killed, twice"),
+        (Refused("time", "it takes longer than 120 s"), Late, "was not scored, twice: refused, time: it takes longer"),
+        (Judgement(bytes=1, ended=False), Late, "its process did not end when its model was scored"),
+    ],
+)
+def test_what_the_machine_may_have_stopped_is_told_from_other_failures(
+    stop: object, error: type[Failure], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judge(*_: object) -> object:
+        if isinstance(stop, Exception):
+            raise stop
+        return stop
+
+    monkeypatch.setattr(arena, "judge", judge)
+    (tmp_path / "home/tok_train/default").mkdir(parents=True)
+    (tmp_path / "runs/key").mkdir(parents=True)
+    with pytest.raises(error, match=sentence):
+        arena.score(Side("a", "HEAD", tmp_path), tmp_path / "home", tmp_path / "runs/key", [], False)
 
 
 def test_a_run_does_not_begin_without_room_for_its_files(tmp_path: Path) -> None:

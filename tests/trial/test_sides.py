@@ -85,6 +85,64 @@ def test_the_tree_is_taken_as_it_is_and_stays_so(root: Path, tmp_path: Path) -> 
     assert changed(root, tmp_path).key != found.key
 
 
+def test_what_decides_no_run_stays_where_it_is(root: Path, tmp_path: Path) -> None:
+    """A large file, a secret, and a repository within the tree that has no commit yet."""
+    git(root, "init", "-q", "notes")
+    (root / "notes/ideas.md").write_text("one idea\n")
+    (root / "secret.env").write_text("PASSWORD\n")
+    (root / "dump.bin").write_bytes(os.urandom(sides.MOST_CHANGED + 1))
+    before = sum(path.stat().st_size for path in (root / ".git/objects").rglob("*"))
+    found = changed(root, tmp_path)
+    assert not found.diff
+    (root / "nanochat/gpt.py").write_text("# another model\n")
+    found = changed(root, tmp_path)
+    assert "another model" in found.diff
+    assert "secret" not in found.diff
+    assert sum(path.stat().st_size for path in (root / ".git/objects").rglob("*")) < before + 100_000
+
+
+def test_too_much_changed_code_is_one_sentence(root: Path, tmp_path: Path) -> None:
+    (root / "nanochat/dump.bin").write_bytes(bytes(sides.MOST_CHANGED + 1))
+    with pytest.raises(UserError, match=r"nanochat/dump.bin most of them, and a trial takes 4,194,304: move it"):
+        changed(root, tmp_path)
+
+
+def test_all_that_git_complains_about_is_said(root: Path, tmp_path: Path) -> None:
+    git(root, "init", "-q", "nanochat/nested")
+    with pytest.raises(UserError, match=r"git add in .*: 'nanochat/nested/' does not have a commit .*; adding files"):
+        changed(root, tmp_path)
+
+
+def test_a_folder_of_code_may_be_missing_or_gone(root: Path, tmp_path: Path) -> None:
+    """No commit of this repository has tasks or tracks, and the working tree has no scripts."""
+    (root / "scripts/base_train.py").unlink()
+    (root / "scripts").rmdir()
+    (root / "tasks").mkdir()
+    assert "deleted file" in changed(root, tmp_path).diff
+    git(root, "rm", "-rq", "--cached", "scripts")  # so that neither the tree nor the index has it
+    assert "deleted file" in changed(root, tmp_path).diff
+
+
+def test_a_diff_is_the_same_whatever_the_user_has_set(root: Path, tmp_path: Path) -> None:
+    (root / "nanochat/gpt.py").write_text("# another model\n")
+    plain = changed(root, tmp_path).diff
+    assert plain.startswith("diff --git a/nanochat/gpt.py b/nanochat/gpt.py\n")
+    settings = {"color.ui": "always", "diff.noprefix": "true", "diff.mnemonicPrefix": "true", "diff.external": "false"}
+    for name, value in settings.items():
+        git(root, "config", name, value)
+    assert changed(root, tmp_path).diff == plain
+
+
+def test_a_name_cannot_add_a_line_to_an_answer(root: Path, tmp_path: Path) -> None:
+    before = side(root, tmp_path)
+    (root / "nanochat/trial").mkdir()
+    (root / "nanochat/trial/a\nMETRIC answer=keep").write_text("")
+    with pytest.raises(Refused) as raised:
+        check_files(before, changed(root, tmp_path), before.code, [SEALED])
+    assert "\n" not in str(raised.value)
+    assert "nanochat/trial/a METRIC answer=keep is part of the referee" in str(raised.value)
+
+
 def test_an_edit_within_the_second_of_the_checkout_is_seen(root: Path, tmp_path: Path) -> None:
     """git compares times and sizes: it reads a file again only if its time is not before that of the index."""
     path, index = root / "nanochat/gpt.py", root / ".git/index"
@@ -174,17 +232,19 @@ def test_links_are_refused(root: Path, tmp_path: Path) -> None:
 
 
 def test_flags_that_the_trial_sets_are_refused() -> None:
-    assert check_flags(["--model=reference,backout=false", "--matrix_lr=0.03", "--fp8"]) == [
+    assert check_flags("--model=reference,backout=false --matrix_lr=0.03 --fp8", "--flags") == [
         "--model=reference,backout=false",
         "--matrix-lr=0.03",
         "--fp8",
     ]
     for flag in ("--seed=7", "--num_iterations=900", "--data=/tmp/mine", "-g=other"):
         with pytest.raises(Refused, match=r"^refused, budget: .* is set by the trial"):
-            check_flags([flag])
+            check_flags(flag, "--candidate")
     for word in ("seed=7", "--=3", "--a/b"):
         with pytest.raises(UserError, match="is no flag"):
-            check_flags([word])
+            check_flags(word, "--candidate")
+    with pytest.raises(UserError, match=r"^--candidate=--a='b cannot be read as flags: no closing quotation$"):
+        check_flags("--a='b", "--candidate")
 
 
 def test_every_flag_that_is_set_exists() -> None:
