@@ -24,7 +24,7 @@ from nanochat.config import option, options, run_script
 from nanochat.errors import UserError
 from nanochat.ladder import counts_of
 from nanochat.log import table_of
-from nanochat.outcome import Outcome, read_outcomes
+from nanochat.outcome import Outcome, readable_outcomes
 from nanochat.paths import base_dir
 from nanochat.settings import TagSettings
 
@@ -48,6 +48,10 @@ class Config(TagSettings):
     json: JsonFile = option(
         "", "also write the rows, machine, date and commit as JSON; without a file, print that alone", in_card=False
     )
+
+    def __post_init__(self) -> None:
+        if self.prefix and self.runs:
+            raise UserError("--prefix and --runs both choose the runs: keep one")
 
 
 @dataclass(frozen=True)
@@ -79,32 +83,39 @@ class Optimum:
 # ---- finished runs ----
 
 
-def read_runs(base: Path, prefix: str, tags: Sequence[str] = ()):
-    """Return the finished base runs with a tag prefix and a validation loss, by depth and FLOPs. tags: these alone."""
+def read_runs(base: Path, prefix: str, tags: Sequence[str] = ()) -> list[ScalingRun]:
+    """Return the finished base runs with a tag prefix and a validation loss, by depth and FLOPs.
+
+    tags: these runs, in place of those with the prefix; a UserError if one of them has no such loss.
+    """
+    found = [run_of(outcome) for outcome in readable_outcomes(base, "base_train")]
+    runs = [run for run in found if run and (run.tag in tags if tags else run.tag.startswith(prefix))]
+    missing = set(tags) - {run.tag for run in runs}
+    if missing:
+        raise UserError(f"{', '.join(sorted(missing))}: no such run has finished with a validation loss in {base}")
+    return sorted(runs, key=attrgetter("depth", "flops"))
+
+
+def run_of(outcome: Outcome) -> ScalingRun | None:
+    """Return a base run's figures; None if its validation loss was not measured."""
     from nanochat.scaling import scaled_size  # slow
 
-    runs = []
-    for outcome in read_outcomes(base):
-        if tags and outcome.tag not in tags:
-            continue
-        metrics = outcome.metrics
-        bpb = metrics.get("Final validation bpb")
-        # A text if it was not measured; other stages have none.
-        if isinstance(bpb, dict) and outcome.stage == "base_train" and outcome.tag.startswith(prefix):
-            n = scaled_size(counts_of(outcome))
-            run = ScalingRun(
-                tag=outcome.tag,
-                depth=outcome.config["depth"],
-                n=n,
-                tokens=metrics["Tokens seen"],
-                ratio=metrics["Tokens seen"] / n,
-                flops=outcome.figure("Total training flops"),
-                budget=outcome.config["target_flops"],
-                bpb=bpb["value"],
-                stderr=bpb["stderr"],
-            )
-            runs.append(run)
-    return sorted(runs, key=attrgetter("depth", "flops"))
+    metrics = outcome.metrics
+    bpb = metrics.get("Final validation bpb")
+    if not isinstance(bpb, dict):  # a text if it was not measured
+        return None
+    n = scaled_size(counts_of(outcome))
+    return ScalingRun(
+        tag=outcome.tag,
+        depth=outcome.config["depth"],
+        n=n,
+        tokens=metrics["Tokens seen"],
+        ratio=metrics["Tokens seen"] / n,
+        flops=outcome.figure("Total training flops"),
+        budget=outcome.config["target_flops"],
+        bpb=bpb["value"],
+        stderr=bpb["stderr"],
+    )
 
 
 def by_budget(runs: Sequence[ScalingRun]):
@@ -175,10 +186,9 @@ def plot(title: str, x: str, groups: Mapping[str, Sequence[ScalingRun]]):
 def main(config: Config) -> None:
     findings = Findings("scaling", config.json)
     outcome = Outcome.begin("scaling", config.tag, config)
-    runs = read_runs(base_dir(), config.prefix, config.runs.split(",") if config.runs else ())
+    runs = read_runs(base_dir(), config.prefix, [tag.strip() for tag in config.runs.split(",") if tag.strip()])
     if not runs:
-        asked = f"--runs={config.runs}" if config.runs else f"--prefix={config.prefix}"
-        raise UserError(f"{asked}: no such run has finished with a validation loss in {base_dir()}")
+        raise UserError(f"--prefix={config.prefix}: no such run has finished with a validation loss in {base_dir()}")
     outcome.tables = [table_of("Runs", COLUMNS, [astuple(run) for run in runs])]
     if config.kind == "miniseries":
         outcome.tables.append(laws_table(runs, {"Bits per byte": "bpb"}))

@@ -281,17 +281,17 @@ def corpus_of(manifest: Record, num_shards: int = 0, name: str = "the model") ->
         raise UserError("the model was imported, and nobody knows its text: name one with --data")
     data = manifest["config"]["data"]
     corpus = open_corpus(data, num_shards or manifest["num_shards"])
-    learned, found = (
-        [file["sha256"] for file in files if not num_shards or file["split"] == "val"]
-        for files in (manifest["data"], corpus.manifest())
-    )
-    if found != learned:
-        before = " and ".join(dict.fromkeys(file["source"] for file in manifest["data"]))
-        before = f"{before}, {manifest['source']['setting']['data']:.12}"
-        now = f"{corpus.name}, {corpus.describe()['fingerprint']:.12}"
+
+    def hashes(files: Sequence[Record]) -> list[str]:
+        return [file["sha256"] for file in files if not num_shards or file["split"] == "val"]
+
+    if hashes(corpus.manifest()) != hashes(manifest["data"]):
+        learned = " and ".join(dict.fromkeys(file["source"] for file in manifest["data"]))
+        before = manifest["source"]["setting"]["data"]
+        now = corpus.describe()["fingerprint"]
         raise UserError(
-            f"the text has changed since {name} was trained: put it back, or name a text with --data (it learned from"
-            f" {before}, and --data={data} is {now} now)"
+            f"the text has changed since {name} was trained: put it back, or name a text with --data. It learned from"
+            f" {learned} with the fingerprint {before:.12}; --data={data} is {corpus.name} with {now:.12}"
         )
     return corpus
 

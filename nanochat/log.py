@@ -26,7 +26,7 @@ WANDB_SECONDS = 30.0  # to wait for W&B's server as a run begins, and as it ends
 RESUMED = "resumed"  # kind of marker records, written where a run resumes
 
 PADDED = 32  # characters; a longer cell stands out of its column
-MARKUP = re.compile(r"[\\`*<\[]|(?<!\w)_|_(?!\w)")  # signs that begin something in Markdown
+MARKUP = re.compile(r"[\\`*<\[&~]|(?<!\w)_|_(?!\w)")  # signs that begin something in Markdown
 LINE_SECONDS = 5.0  # between lines about a long job, or about training steps
 # Control characters, all but tab and newline. A terminal would obey them, and data and models may write them.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -115,16 +115,18 @@ def table_of(title: str, columns: str, rows: Sequence[Sequence[Any]], note: str 
     return {"title": title, "columns": names, "rows": rows} | ({"note": note} if note else {})
 
 
-def escape_markup(value: Any) -> Any:
+def escape_markup(text: str) -> str:
     """Return a text without markup in Markdown: what a model has written becomes no picture, and keeps its signs."""
-    return MARKUP.sub(r"\\\g<0>", value) if isinstance(value, str) else value
+    return MARKUP.sub(r"\\\g<0>", text)
 
 
 def markdown_table(table: Record, is_escaped: bool = True) -> str:
     """Return an outcome's table in Markdown. Short cells are padded, so that the source reads as a table too."""
     names, specs = zip(*table["columns"], strict=True)
-    values = [[escape_markup(value) if is_escaped else value for value in row] for row in table["rows"]]
-    rows = [names, *(map(format_cell, row, specs) for row in values)]
+    rows = [list(map(format_cell, row, specs)) for row in table["rows"]]
+    if is_escaped:
+        rows = [list(map(escape_markup, row)) for row in rows]
+    rows.insert(0, list(names))
     # On one line, with escaped bars.
     cells = [[" ".join(text.split()).replace("|", "\\|") for text in row] for row in rows]
     widths = [min(PADDED, max(map(len, column))) for column in zip(*cells, strict=True)]

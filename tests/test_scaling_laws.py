@@ -9,6 +9,7 @@ import pytest
 from outcomes import leave
 
 from bench.scaling import Optimum, ScalingRun, by_budget, laws_table, optimum, power_law, read_runs
+from nanochat.errors import UserError
 
 ALPHA, BETA = 0.34, 0.28  # of L = 1.69 + 406 / N^ALPHA + 411 / D^BETA, with which N grows as C^(BETA / (ALPHA + BETA))
 SHARE = BETA / (ALPHA + BETA)
@@ -84,6 +85,8 @@ def test_finished_runs_are_read(tmp_path) -> None:
     assert by_budget(runs) == {}
     # A series names its runs: one of another recipe may have the same prefix.
     assert [run.tag for run in read_runs(tmp_path, "", ["mine-d2", "other-d2"])] == ["mine-d2", "other-d2"]
+    with pytest.raises(UserError, match=r"^mine-d6, mine-d8: no such run has finished with a validation loss"):
+        read_runs(tmp_path, "", ["mine-d2", "mine-d6", "mine-d8"])
     # An embedding that is the head as well.
     write_run(tmp_path, "tied-d2", **{"Number of parameters, head": 0, "Number of parameters, embed": 30})
     [tied] = read_runs(tmp_path, "tied-d")

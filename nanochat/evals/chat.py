@@ -101,7 +101,7 @@ def evaluate_task(
     """
     problems = _prepare_problems(task, model.config.max_seq_len, tokenizer, settings, label)
     if not problems:
-        raise UserError(f"{label}: this split of the task has no problems, leave it out of --tasks")
+        raise UserError(f"{label}: this split of the task has no problems, use another task")
     if task.kind == "categorical":
         answers = _choose_letters(problems, model, tokenizer, runtime)
     else:
@@ -280,11 +280,14 @@ def _write_answers(
 
 
 def common_tasks(tasks: Mapping[str, AnyTask], runtime: Runtime) -> dict[str, AnyTask]:
-    """Return the tasks that all ranks have found, alike: each looks into the files of its machine."""
+    """Return the tasks with problems that all ranks have found, alike: each looks into the files of its machine."""
     found = runtime.all_gather({name: [len(task), sorted(task.hashes().values())] for name, task in tasks.items()})
     shared = {name: task for name, task in tasks.items() if all(one.get(name) == found[0].get(name) for one in found)}
     for name in dict.fromkeys(name for one in found for name in one if name not in shared):
         print0(f"tasks: {name} is left out: it is not the same on all machines")
+    for name in [name for name, task in shared.items() if not len(task)]:
+        print0(f"tasks: {name} is left out: this split has no problems")
+        del shared[name]
     return shared
 
 

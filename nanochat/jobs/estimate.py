@@ -16,7 +16,7 @@ from nanochat.environment import ROOT
 from nanochat.errors import UserError
 from nanochat.hardware import fp8_gain
 from nanochat.jobs.plan import TRAINING, Setting, gpus_of, planned_nodes, skipped_lines
-from nanochat.jobs.runner import Job, Step, input_hashes, reason_to_repeat, saved_record
+from nanochat.jobs.runner import Job, Step, parent_hashes, reason_to_repeat, saved_record
 from nanochat.jobs.scales import CPU_SCALES, Flags, flag_words, read_flags, time_factor
 from nanochat.log import duration, table_of, terminal_table
 from nanochat.paths import base_dir, stage_dir
@@ -201,7 +201,8 @@ def finished_steps(job: Job, setting: Setting) -> set[str]:
         record = saved_record(job.record(step))
         is_here = step.outcome.exists() if step.output else step.name.startswith("download")
         is_current = record.get("finished") and is_here and step.parent not in repeated
-        if is_current and not reason_to_repeat(record, step, input_hashes(step)):
+        # Text and data sets are read when the step begins, not here: that takes time, and may write an embedded world.
+        if is_current and not reason_to_repeat(record, step, parent_hashes(step)):
             finished.add(step.name)
         elif step.output and not step.skip:
             repeated.add(step.output)

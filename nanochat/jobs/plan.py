@@ -209,14 +209,17 @@ def choose_setting(request: PlanSettings) -> Setting:
             f"this machine has an NVIDIA GPU that cannot be used: {obstacle}. "
             "Install a newer driver, or train on the CPU with --scale=embedded"
         )
-    kept = ""  # of a text that was chosen before: one that has come meanwhile repeats nothing
-    if data == "auto":
+    if data == "auto" and scale.world:
+        data = "world"
+    elif data == "auto":
+        # A text that has come since the run began repeats nothing.
         kept = earlier.get("data", "") if earlier.get("scale") == name else ""
-        data = "world" if scale.world else kept or found or "climbmix"
-        if not (scale.world or kept or found or has_network(request.on)):
-            raise UserError(
-                f"--scale={name} needs real text, and this machine has none: name a folder with --data=FOLDER"
-            )
+        data = kept or found or "climbmix"
+        if not (hub.is_here(CORPORA[data].files()) or has_network(request.on)):
+            ways = "name a folder with --data=FOLDER"
+            if kept:
+                raise UserError(f"this run began with {kept}, which is not here: set NANOCHAT_HUB, or {ways}")
+            raise UserError(f"--scale={name} needs real text, and this machine has none: {ways}")
     # Stages run in another folder.
     data = world_dir(request.seed).name if data == "world" else absolute_data(data)
 

@@ -36,6 +36,7 @@ POLL_SECONDS = 0.05  # between two looks at a running command and its log
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone"]  # as words of Step.launch
 PROGRESS = "download: "  # how lines begin that a quiet step shows too (hub.fetch prints them)
 EVALUATIONS = [stage.name for stage in STAGES if stage.parent and stage.name not in MODELS.values()]
+FREE = ("run", "tracker", "device_type", "device_batch_size")  # settings of an evaluation without influence on it
 TAIL = 10  # lines of the log to show when a quiet step fails
 
 
@@ -127,16 +128,27 @@ def saved_record(path: Path) -> Record:
     return read_json(path) if path.exists() else {}
 
 
+def parent_hashes(step: Step) -> dict[str, str]:
+    """Return the hash for every artifact of the stage that a step starts from; empty if that has not finished."""
+    outcome = base_dir() / step.parent / "outcome.json"
+    if not (step.parent and outcome.exists()):
+        return {}
+    return {f"{step.parent}/{name}": digest for name, digest in Outcome.load(outcome).artifacts.items()}
+
+
+def has_other_parent(record: Record, step: Step) -> bool:
+    """Return True if the artifacts that a result was made from are gone, or are others now."""
+    now = parent_hashes(step)
+    known = {name: digest for name, digest in record["inputs"].items() if name.startswith(f"{step.parent}/")}
+    return bool(step.parent) and any(now.get(name) != digest for name, digest in known.items())
+
+
 def input_hashes(step: Step) -> dict[str, str]:
     """Return the hash for every local input: the parent's artifacts, text, data sets.
 
     A file takes 1.5 seconds a GB when it is read for the first time, or has changed since.
     """
-    found = {}
-    outcome = base_dir() / step.parent / "outcome.json"
-    if outcome.exists():
-        for name, digest in Outcome.load(outcome).artifacts.items():
-            found[f"{step.parent}/{name}"] = digest
+    found = parent_hashes(step)
     if step.data:
         from nanochat.data.corpus import parse_data, source_files  # slow to import, and most steps read no text
 
@@ -168,6 +180,11 @@ def difference(record: Record, step: Step, inputs: dict[str, str]) -> str:
     return f"{', '.join(changed)} changed" if changed else ""
 
 
+def deciding_settings(outcome: Outcome) -> Record:
+    """Return the settings of an evaluation that decide its result."""
+    return {name: value for name, value in outcome.config.items() if name not in FREE}
+
+
 def reason_to_repeat(record: Record, step: Step, inputs: dict[str, str]) -> str:
     """Return why a step's result is not what its command would give now, as text; empty if it is, or without a record.
 
@@ -177,7 +194,7 @@ def reason_to_repeat(record: Record, step: Step, inputs: dict[str, str]) -> str:
         return ""
     reason = difference(record, step, inputs)
     if not reason and "config" in record and step.outcome.exists():
-        config = Outcome.load(step.outcome).config
+        config = deciding_settings(Outcome.load(step.outcome))
         others = [name for name, value in record["config"].items() if config.get(name) != value]
         reason = f"its result is of a command with another --{others[0].replace('_', '-')}" if others else ""
     return reason
@@ -196,13 +213,14 @@ def run_step(
     """
     path = job.record(step)
     record = saved_record(path)
-    inputs = input_hashes(step)
-    reason = reason_to_repeat(record, step, inputs)
     if step.skip:
         print0(f"== {step.name}: left out, {step.skip}")
-        if reason:  # the card would show a result of another model beside those of this one
+        # The card would show a result of the model that was, beside those of the new one.
+        if record and has_other_parent(record, step):
             archive(job, step)
         return 0
+    inputs = input_hashes(step)
+    reason = reason_to_repeat(record, step, inputs)
     if reason:
         print0(f"\n== {step.name}: repeated, {reason}")
         archive(job, step)
@@ -246,7 +264,7 @@ def run_step(
     if step.output and record:
         write_json(step.outcome, read_json(step.outcome) | {"seconds": entry["seconds"]})
     if step.is_evaluation:
-        entry["config"] = Outcome.load(step.outcome).config
+        entry["config"] = deciding_settings(Outcome.load(step.outcome))
     write_json(path, entry | {"finished": True})
     print0(f"== {step.name}: done in {duration(entry['seconds'])}")
     return 0

@@ -221,4 +221,4 @@ def summary(card: Card) -> str:
 
 
 def _listing(facts: Facts) -> str:
-    return "\n".join(f"- {label}: {format_value(escape_markup(value))}" for label, value in facts.items())
+    return "\n".join(f"- {label}: {escape_markup(format_value(value))}" for label, value in facts.items())

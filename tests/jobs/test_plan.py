@@ -58,10 +58,20 @@ def test_a_job_keeps_the_scale_that_it_started_with_and_a_fresh_start_archives_r
 
 
 def test_a_job_keeps_the_text_that_it_has_found(planned, base, monkeypatch) -> None:
+    is_here = plan.hub.is_here
+    monkeypatch.setattr(plan.hub, "is_here", lambda files: is_here(files) or any("shard" in one.path for one in files))
     monkeypatch.setattr(plan, "text_here", lambda: "mixed-text")
     assert planned(scale="cpu")[0].step("tok_train").data == "mixed-text"
     monkeypatch.setattr(plan, "text_here", lambda: "climbmix")  # it has come meanwhile
     assert planned(scale="cpu")[0].step("tok_train").data == "mixed-text"
+    monkeypatch.setattr(plan.hub, "is_here", is_here)  # nothing is
+    with pytest.raises(
+        UserError, match=r"^this run began with mixed-text, which is not here: set NANOCHAT_HUB, or name"
+    ):
+        planned(scale="cpu")
+    with pytest.raises(UserError, match=r"^--scale=cpu needs real text, and this machine has none: name a folder"):
+        planned(scale="cpu", tag="other")
+    monkeypatch.setattr(plan.hub, "is_here", lambda files: True)
     assert planned(scale="cpu", fresh=True)[0].step("tok_train").data == "climbmix"
     assert planned(scale="embedded")[0].step("tok_train").data == "world"
 

@@ -207,21 +207,25 @@ def test_a_step_whose_result_was_deleted_starts_from_nothing(job, base) -> None:
 
 
 def test_a_step_that_is_left_out_takes_the_result_of_another_model_out_of_the_card(job, base, capsys) -> None:
-    stages = {"base_train": ("", "--depth=1"), "chat_sft": ("base_train", "")}
+    chats = {"chat_sft": ("base_train", "--rows=1"), "chat_rl": ("chat_sft", "")}
+    stages = {"base_train": ("", "--depth=1"), **chats}
     run_all(job(**stages))
-    changed = {"base_train": ("", "--depth=2"), "chat_sft": ("base_train", "")}
-    for flags in (stages, changed):
+    # Other flags of their own change nothing: the next command without --until may have the old ones.
+    same = {"base_train": ("", "--depth=1"), "chat_sft": ("base_train", "--rows=2"), "chat_rl": ("chat_sft", "")}
+    changed = {"base_train": ("", "--depth=2"), **chats}
+    for flags in (same, changed):
         own = job(**flags)
-        own.steps[1] = replace(own.steps[1], skip="after --until=base_train")
+        own.steps[1:] = [replace(step, skip="after --until=base_train") for step in own.steps[1:]]
         capsys.readouterr()
         assert run_all(own) == 0
         text = capsys.readouterr().out
-        assert "== chat_sft: left out, after --until=base_train\n" in text
         is_stale = flags is changed
-        assert ("earlier results of chat_sft are in" in text) == is_stale
-        assert (base / "chat_sft/t/outcome.json").exists() != is_stale
+        for name in chats:
+            assert f"== {name}: left out, after --until=base_train\n" in text
+            assert (f"earlier results of {name} are in" in text) == is_stale
+            assert (base / name / "t/outcome.json").exists() != is_stale
     assert run_all(job(**changed)) == 0
-    assert (base / "chat_sft/t/outcome.json").exists()
+    assert (base / "chat_rl/t/outcome.json").exists()
 
 
 def test_an_evaluation_by_hand_with_other_flags_does_not_count_for_the_job(job, base, capsys) -> None:
@@ -229,7 +233,8 @@ def test_an_evaluation_by_hand_with_other_flags_does_not_count_for_the_job(job, 
     run_all(own)
     outcome = base / "base_loss/t/outcome.json"
     first = read_json(outcome)
-    write_json(outcome, first | {"timestamp": "2026-11-21T12:00:00+00:00"})  # the same command
+    same = {"timestamp": "2026-11-21T12:00:00+00:00", "config": {"eval_bytes": 1, "run": "look", "device_type": "cpu"}}
+    write_json(outcome, first | same)  # nothing that decides the result
     capsys.readouterr()
     run_all(own)
     assert capsys.readouterr().out.count("already finished") == 2

@@ -154,8 +154,8 @@ def test_the_loss_on_another_text_is_not_the_models_own(loss, base, monkeypatch,
         write_letters(base.text, 40, 40)
         with pytest.raises(
             UserError,
-            match="the text has changed since whole was trained: put it back, or name a text with --data "
-            r"\(it learned from letters, [0-9a-f]{12}, and --data=.*/letters is letters, [0-9a-f]{12} now\)",
+            match=r"the text has changed since whole was trained: put it back, or name a text with --data\. It learned"
+            r" from letters with the fingerprint [0-9a-f]{12}; --data=.*/letters is letters with [0-9a-f]{12}$",
         ):
             loss()
         with pytest.raises(UserError, match="the text has changed"):  # the held-out text counts with other shards too
