@@ -29,6 +29,7 @@ from nanochat.trial.scorer import (
     LOADING,
     SCORER,
     Broken,
+    Missing,
     Refused,
     package_folders,
     printable,
@@ -304,16 +305,17 @@ def score(side: Side, home: Path, place: Path, documents: Sequence[str], unsafe:
     began, used = time.monotonic(), _children()
     try:
         found = judge(place, documents, Limits(SCORING, unsafe, PROBES, learns=False, readable=readable))
+    except Missing as missing:
+        kept = f"the reason is in {_keep_words(place, missing)}"
+        raise Refused(missing.check, f"it needs what is not among its files ({missing.kind}): {kept}") from None
     except Refused as refused:
         if refused.check == "time":
             raise Late(f"its model was not scored, twice: {refused}") from None
         raise
-    except UserError as error:  # its words may hold the text: they stay where no candidate is told of them
+    except UserError as error:
         if isinstance(error, Broken) and error.killed:
             raise Killed("the scoring of its model was killed, twice, as by a machine without memory for it") from None
-        reason = place.with_name(f"{place.name}.txt")  # beside the checkpoint, which is removed
-        reason.write_text(str(error), encoding="utf-8")
-        raise Failure(f"its model could not be scored: the reason is in {reason}") from None
+        raise Failure(f"its model could not be scored: the reason is in {_keep_words(place, error)}") from None
     if not math.isfinite(found.bpb):
         raise Refused("normalised", "a token of the text has no probability at all")
     if not found.ended:
@@ -326,6 +328,13 @@ def score(side: Side, home: Path, place: Path, documents: Sequence[str], unsafe:
         "sum_error": found.sum_error,
         "difference": found.difference,
     }
+
+
+def _keep_words(place: Path, error: UserError) -> Path:
+    """Write what a scorer's process has said, and return the file: its words may hold the text, and no answer does."""
+    path = place.with_name(f"{place.name}.txt")  # beside the checkpoint, which is removed
+    path.write_text(str(error), encoding="utf-8")
+    return path
 
 
 class _Source:

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from contain import NEEDS_SANDBOX
 from copies import ROOT, listed
+from foreign_entries import HONEST
 
 from nanochat import cores
 from nanochat.data import corpus
@@ -944,6 +945,27 @@ def test_the_reason_why_a_model_cannot_be_scored_is_where_the_answer_says(
         arena.score(Side("a", "HEAD", tmp_path), tmp_path / "home", place, [], False)
     shutil.rmtree(place)
     assert Path(str(raised.value).rpartition(" in ")[2]).read_text(encoding="utf-8") == "its words"
+
+
+@pytest.mark.parametrize("kind", ["FileNotFoundError", "ModuleNotFoundError", "PermissionError", "ValueError"])
+def test_what_a_scorer_says_of_the_text_is_in_no_answer(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process raises with the text that it is given."""
+    monkeypatch.setattr(arena, "MODEL", HONEST.replace("return [MARK, *text]", f"raise {kind}(text.decode())"))
+    place = tmp_path / "runs/key"
+    place.mkdir(parents=True)
+    for folder in [tmp_path, *tmp_path.parents][:4]:  # the sandbox's user reads what lies below
+        folder.chmod(folder.stat().st_mode | 0o055)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "home/tok_train/default").mkdir(parents=True)
+    with pytest.raises(UserError) as raised:
+        arena.score(Side("a", "HEAD", tmp_path / "code"), tmp_path / "home", place, ["a sealed sentence"], False)
+    said = str(raised.value)
+    assert "sealed" not in said
+    if kind != "ValueError":
+        assert said.startswith(f"refused, bytes: it needs what is not among its files ({kind}): the reason is in ")
+    assert "a sealed sentence" in Path(said.rpartition(" in ")[2]).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
