@@ -778,7 +778,7 @@ def open_holdout(name: str, as_json: bool) -> None:
             if not series.ledger.of_kind("holdout-opened"):
                 series.ledger.add("holdout-opened", trials=[record["number"] for record in kept])
             numbers = series.ledger.of_kind("holdout-opened")[0]["trials"]  # what was kept when it was first opened
-            found = [_held(series, record) for record in kept if record["number"] in numbers]
+            found = _all_scored(series, [record for record in kept if record["number"] in numbers])
             opened = [series.ledger.add("holdout", trials=found)]
         told = {
             "series": name,
@@ -805,8 +805,30 @@ def _all_held(answers: Sequence[str]) -> str:
     return "lost" if "lost" in answers else "undecided"
 
 
+def _all_scored(series: Series, kept: Sequence[Record]) -> list[Record]:
+    """Return what the holdout says of each keep, a line of the ledger for each; those that are there stay.
+
+    A fault of the machine decides nothing, and stops no other: a UserError once the others have their lines.
+    """
+    there = {line["trial"]["number"]: line["trial"] for line in series.ledger.of_kind("holdout-trial")}
+    faults = []
+    for record in kept:
+        number = record["number"]
+        if number in there:
+            continue
+        try:
+            found = _held(series, record)
+        except UserError as fault:
+            faults.append(f"trial {number} could not be scored on the holdout, and nothing is decided by that: {fault}")
+        else:
+            there[number] = series.ledger.add("holdout-trial", trial=found)["trial"]
+    if faults:
+        raise UserError(f"{'; '.join(faults)}; mend it and ask again: what has its score keeps it")
+    return [there[record["number"]] for record in kept]
+
+
 def _held(series: Series, record: Record) -> Record:
-    """Return whether a gain held; one that cannot be scored has failed, and leaves the others theirs."""
+    """Return whether a gain held; a candidate whose model cannot be scored has failed."""
     about = {
         "number": record["number"],
         "candidate": record["candidate"]["name"],
@@ -814,11 +836,12 @@ def _held(series: Series, record: Record) -> Record:
     }
     try:
         return about | _on_holdout(series, record)
-    except UserError as error:
+    except (Failure, Refused) as error:
         return about | {"answer": "failed", "reason": str(error)}
 
 
 def _on_holdout(series: Series, record: Record) -> Record:
+    """Return how large a gain is on the holdout; Failure or Refused by fault of the candidate, else a UserError."""
     sides = [
         Side(one["name"], one["commit"], series.code / one["code"], one["flags"])
         for one in (record["incumbent"], record["candidate"])
@@ -829,12 +852,16 @@ def _on_holdout(series: Series, record: Record) -> Record:
     pairs = []
     for keys in record["confirmed"]:
         for key in keys:
-            if arena.weights_hash(series.folder / "runs" / key) != weights[key]:
-                raise UserError(
-                    f"{series.folder}/runs/{key} has other weights than its run left: nothing can be scored"
-                )
-        scores = [_scored(series, side, key, "holdout") for side, key in zip(sides, keys, strict=True)]
-        pairs.append((scores[0]["bpb"], scores[1]["bpb"]))
+            _check_weights(series.folder / "runs" / key, weights[key])
+        try:
+            one = _scored(series, sides[0], keys[0], "holdout")
+        except (Failure, Refused) as error:
+            raise UserError(f"the incumbent's model {keys[0]} was not scored: {error}") from None
+        try:
+            other = _scored(series, sides[1], keys[1], "holdout")
+        except (Killed, Late) as error:  # as by other work on the machine
+            raise UserError(f"the candidate's model {keys[1]} was not scored: {error}") from None
+        pairs.append((one["bpb"], other["bpb"]))
     gain = decision.gain_of(pairs)
     answer = "undecided"
     if gain.p_better() <= decision.WORSE:
@@ -848,6 +875,16 @@ def _on_holdout(series: Series, record: Record) -> Record:
         "p": gain.p_better(),
         "answer": answer,
     }
+
+
+def _check_weights(place: Path, content: str) -> None:
+    """Raise a UserError if a run's folder has not the weights that the run has left."""
+    try:
+        found = arena.weights_hash(place)
+    except Failure:
+        raise UserError(f"{place} has no weights any more, which its run has left") from None
+    if found != content:
+        raise UserError(f"{place} has other weights than its run left: nothing can be scored")
 
 
 def verify_series(name: str, head: str, as_json: bool) -> None:

@@ -879,26 +879,88 @@ def test_the_holdout_says_whether_a_gain_held_in_the_form_of_an_answer(
     assert (told["answer"], told["trials"][0]["answer"], told["hash"]) == ("held", "held", metrics["ledger"])
 
 
-def test_a_keep_that_cannot_be_scored_closes_the_holdout_for_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def two_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """A series that has kept two trials, of which the first one's runs come first when they are scored."""
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
     fake = Fake(tmp_path / "trial/default", monkeypatch, Plan(2, 6, 0, 0.001))
     kept = fake.record()
     other = {name: value for name, value in kept.items() if name not in ("kind", "previous", "hash")}
-    other["confirmed"] = [["no", "runs"]]
-    fake.series.ledger.add("run", key="no", weights="some")
+    other["confirmed"] = [["one", "two"] for _ in range(6)]
+    for key in ("one", "two"):
+        fake.series.ledger.add("run", key=key, weights=key)
     fake.series.ledger.add("trial", **other | {"name": "other", "number": 2})
     monkeypatch.setattr(referee, "open_series", lambda _: fake.series)
+    return fake
+
+
+@pytest.mark.parametrize(
+    "error", [Refused("normalised", "a token of the text has no probability"), Failure("its model could not be scored")]
+)
+def test_a_keep_that_cannot_be_scored_closes_the_holdout_for_no_other(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = two_kept(tmp_path, monkeypatch)
     capsys.readouterr()
     scores = iter([score for number in range(6) for score in (2.5 + 0.001 * number, 2.0)])
-    monkeypatch.setattr(arena, "score", lambda *_: {"bpb": next(scores)})
+
+    def score(side: Side, home: Path, place: Path, *_: object) -> Record:
+        if place.name == "two":
+            raise error
+        return {"bpb": 2.5 if place.name == "one" else next(scores)}
+
+    monkeypatch.setattr(arena, "score", score)
     open_holdout("default", False)
     lines = capsys.readouterr().out.splitlines()
     metrics = Asked(0, lines, "").metrics
     assert (metrics["trial_1_answer"], metrics["trial_2_answer"], metrics["answer"]) == ("held", "failed", "undecided")
-    assert ", and it cannot be scored on the holdout: " in lines[1]
+    assert f", and it cannot be scored on the holdout: {error}" in lines[1]
     assert [one["answer"] for one in fake.series.ledger.of_kind("holdout")[0]["trials"]] == ["held", "failed"]
+
+
+@pytest.mark.parametrize("fault", ["killed", "late", "incumbent", "weights", "code"])
+def test_a_fault_of_the_machine_decides_nothing_on_the_holdout(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other trials are scored all the same, and only what is left when it is asked again."""
+    fake = two_kept(tmp_path, monkeypatch)
+    scored = []
+    mended = False
+    own = fake.weights_hash
+
+    def score(side: Side, home: Path, place: Path, *_: object) -> Record:
+        scored.append((side.name, place.name in ("one", "two")))
+        if place.name not in ("one", "two") and not mended:
+            if fault in ("killed", "late") and side.name == "candidate":
+                raise (Killed if fault == "killed" else Late)("its model was not scored")
+            if fault == "incumbent" and side.name == "incumbent":
+                raise Failure("its model could not be scored")
+        return {"bpb": (2.5 if side.name == "incumbent" else 2.0) + 0.001 * len(scored)}
+
+    def weights_hash(folder: Path) -> str:
+        if fault == "weights" and folder.name not in ("one", "two") and not mended:
+            raise Failure("its run left no model")
+        return own(folder)
+
+    def check(home: Path) -> None:
+        if fault == "code" and not scored and not mended:
+            scored.append(("code", False))
+            raise UserError(f"{home} was changed after it was copied")
+
+    monkeypatch.setattr(arena, "score", score)
+    monkeypatch.setattr(arena, "weights_hash", weights_hash)
+    monkeypatch.setattr(referee, "check_unchanged", check)
+    with pytest.raises(UserError, match=r"^trial 1 could not be scored .* nothing is decided by that: .*; mend it and"):
+        open_holdout("default", False)
+    assert not fake.series.ledger.of_kind("holdout")
+    assert [line["trial"]["number"] for line in fake.series.ledger.of_kind("holdout-trial")] == [2]
+    mended = True
+    scored.clear()
+    capsys.readouterr()
+    open_holdout("default", False)
+    metrics = Asked(0, capsys.readouterr().out.splitlines(), "").metrics
+    assert (metrics["trial_1_answer"], metrics["trial_2_answer"], metrics["answer"]) == ("held", "held", "held")
+    assert scored == [("incumbent", False), ("candidate", False)] * 6
+    assert len(fake.series.ledger.of_kind("holdout-opened")) == 1
 
 
 @pytest.mark.parametrize(("gains", "answer"), [([0.001, -0.001], "undecided"), ([-0.5, -0.5], "lost")])
