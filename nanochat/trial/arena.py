@@ -178,11 +178,19 @@ class Failure(UserError):
     """A run that did not come to its end, or left no model that can be scored."""
 
 
-class Killed(Failure):
+class Stopped(Failure):
+    """What the machine may have stopped, for other work. cpu_seconds: that its ended processes had used."""
+
+    def __init__(self, reason: str, cpu_seconds: float = 0.0) -> None:
+        super().__init__(reason)
+        self.cpu_seconds = cpu_seconds
+
+
+class Killed(Stopped):
     """A run that the kernel has killed, for want of memory or because it had used its processor time."""
 
 
-class Late(Failure):
+class Late(Stopped):
     """A model that was not scored in time, as on a machine with other work."""
 
 
@@ -310,19 +318,21 @@ def score(side: Side, home: Path, place: Path, documents: Sequence[str], unsafe:
         raise Refused(missing.check, f"it needs what is not among its files ({missing.kind}): {kept}") from None
     except Refused as refused:
         if refused.check == "time":
-            raise Late(f"its model was not scored, twice: {refused}") from None
+            raise Late(f"its model was not scored: {refused}", _children() - used) from None
         raise
     except UserError as error:
         if isinstance(error, Broken) and error.killed:
-            raise Killed("the scoring of its model was killed, twice, as by a machine without memory for it") from None
+            reason = "the scoring of its model was killed, as by a machine without memory for it"
+            raise Killed(reason, _children() - used) from None
         raise Failure(f"its model could not be scored: the reason is in {_keep_words(place, error)}") from None
     if not math.isfinite(found.bpb):
         raise Refused("normalised", "a token of the text has no probability at all")
+    cpu_seconds = found.cpu_seconds or _children() - used  # without the sandbox nobody has watched
     if not found.ended:
-        raise Late("its process did not end when its model was scored, twice")
+        raise Late("its process did not end when its model was scored", cpu_seconds)
     return {
         "scoring": time.monotonic() - began,  # with loading
-        "scoring_cpu_seconds": found.cpu_seconds or _children() - used,  # without the sandbox nobody has watched
+        "scoring_cpu_seconds": cpu_seconds,
         "scoring_processes": found.processes,
         "bpb": found.bpb,
         "sum_error": found.sum_error,

@@ -46,7 +46,7 @@ from nanochat.paths import (
     write_text,
 )
 from nanochat.trial import arena, decision
-from nanochat.trial.arena import Failure, Killed, Late
+from nanochat.trial.arena import Failure, Killed, Stopped
 from nanochat.trial.decision import Answer, Noise, Part, Plan, Verdict
 from nanochat.trial.ledger import GENESIS, Ledger, read, verify
 from nanochat.trial.listing import ANSWERS, length_words, list_lines, listed
@@ -448,6 +448,7 @@ class Trial:
             found.append(
                 f"the candidate changes {names}, by which a run's length is counted: see whether it trains longer"
             )
+        found += filter(None, [_again_words(self.series, self.name, "validation")])
         return "; ".join(found)
 
     def _incumbent(self, root: Path) -> Side:
@@ -732,7 +733,7 @@ class Trial:
             except Killed:  # once more: the machine may have done it for other work
                 series.ledger.add("crash", key=key, side=side.key, part=part.value, number=number, reason="killed")
                 measured = self._trained(side, flags, folder)
-            measured |= _scored(series, side, key, "validation", part=part.value, number=number)
+            measured |= _scored(series, side, key, "validation", self.name, part=part.value, number=number)
             measured["weights"] = arena.weights_hash(folder)
         except (Failure, Refused) as error:
             shutil.rmtree(folder, ignore_errors=True)
@@ -850,16 +851,17 @@ def _on_holdout(series: Series, record: Record) -> Record:
     for side in sides:
         check_unchanged(side.code)
     pairs = []
-    for keys in record["confirmed"]:
+    for number, keys in enumerate(record["confirmed"]):
+        about = {"question": record["name"], "part": "holdout", "number": number}
         for key in keys:
             _check_weights(series.folder / "runs" / key, weights[key])
         try:
-            one = _scored(series, sides[0], keys[0], "holdout")
+            one = _scored(series, sides[0], keys[0], "holdout", **about)
         except (Failure, Refused) as error:
             raise UserError(f"the incumbent's model {keys[0]} was not scored: {error}") from None
         try:
-            other = _scored(series, sides[1], keys[1], "holdout")
-        except (Killed, Late) as error:  # as by other work on the machine
+            other = _scored(series, sides[1], keys[1], "holdout", **about)
+        except Stopped as error:  # as by other work on the machine
             raise UserError(f"the candidate's model {keys[1]} was not scored: {error}") from None
         pairs.append((one["bpb"], other["bpb"]))
     gain = decision.gain_of(pairs)
@@ -873,6 +875,7 @@ def _on_holdout(series: Series, record: Record) -> Record:
         "interval": gain.half() if gain.stderr else 0.0,
         "pairs": gain.pairs,
         "p": gain.p_better(),
+        "again": _again_words(series, record["name"], "holdout"),
         "answer": answer,
     }
 
@@ -939,15 +942,40 @@ def _scored_longer(incumbent: Sequence[Record], candidate: Sequence[Record]) -> 
     return other / one if other > decision.SLOWER[1] * one + MORE_SCORING else 0.0
 
 
-def _scored(series: Series, side: Side, key: str, text: str, **about: object) -> Record:
-    """Return what a run's model scores on a sealed text. about: the run, for the ledger."""
+def _scored(series: Series, side: Side, key: str, text: str, question: str, **about: object) -> Record:
+    """Return what a run's model scores on a sealed text.
+
+    What the machine may have stopped is scored again, once for each side of a question: whoever stops by itself may do
+    so by what it has read. Both tries count. question: the trial's name. about: the run, for the ledger.
+    """
     unsafe = series.fixed["unsafe"]
     given = side, series.folder / "home", series.folder / "runs" / key, series.documents(text), unsafe
     try:
         return arena.score(*given)
-    except (Killed, Late) as error:  # once more: the machine may have done it for other work
-        series.ledger.add("crash", key=key, side=side.key, **about, reason=str(error))
-        return arena.score(*given)
+    except Stopped as error:
+        if any(line["side"] == side.key for line in _again(series, question, text)):
+            raise type(error)(f"{error}, and another one was scored again before") from None
+        cpu_seconds = error.cpu_seconds
+        which = {"question": question, "text": text, "key": key, "side": side.key, **about}
+        series.ledger.add("again", **which, reason=str(error), cpu_seconds=cpu_seconds)
+    try:
+        found = arena.score(*given)
+    except Stopped as error:
+        raise type(error)(f"{error}, twice") from None
+    return found | {"scoring_cpu_seconds": found["scoring_cpu_seconds"] + cpu_seconds}
+
+
+def _again(series: Series, question: str, text: str) -> list[Record]:
+    """Return the lines of the scorings on a text that a question has tried again."""
+    return [line for line in series.ledger.of_kind("again") if (line["question"], line["text"]) == (question, text)]
+
+
+def _again_words(series: Series, question: str, text: str) -> str:
+    """Return how many scorings a question has tried again, for its answer; "" for none."""
+    count = len(_again(series, question, text))
+    if not count:
+        return ""
+    return "1 scoring was tried again" if count == 1 else f"{count} scorings were tried again"
 
 
 def _over_budget(name: str, times: float) -> Refused:
@@ -1031,7 +1059,7 @@ def holdout_lines(told: Record) -> list[str]:
         else:
             lines.append(
                 f"{said}{one['gain']:+.4f} ± {one['interval']:.4f} on the holdout over {one['pairs']} pairs, "
-                f"p = {one['p']:.2g}: {HELD[one['answer']]}"
+                f"p = {one['p']:.2g}: {HELD[one['answer']]}" + (f"; {one['again']}" if one["again"] else "")
             )
             about = {
                 "gain_bpb": f"{one['gain']:.6f}",

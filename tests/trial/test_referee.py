@@ -29,7 +29,7 @@ from nanochat.evals import sandbox
 from nanochat.log import Record
 from nanochat.paths import hold_folder, read_sha256, write_json
 from nanochat.trial import arena, referee
-from nanochat.trial.arena import Failure, Killed, Late
+from nanochat.trial.arena import Failure, Killed, Late, Stopped
 from nanochat.trial.decision import Plan
 from nanochat.trial.judging import Judgement
 from nanochat.trial.ledger import Ledger
@@ -510,24 +510,60 @@ def test_a_run_that_the_machine_kills_is_tried_once_more(
     assert len(fake.series.ledger.of_kind("crash")) == len(killed)
 
 
-@pytest.mark.parametrize(("error", "times", "answer"), [(Killed, 1, "keep"), (Late, 1, "keep"), (Late, 2, "discard")])
-def test_a_score_that_the_machine_stops_is_tried_once_more(
-    error: type[Failure], times: int, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "calls", "reason"),
+    [
+        (Killed, [1], ""),
+        (Late, [1], ""),
+        (Late, [1, 2], "its model was not scored, twice"),
+        (Killed, [1, 3], "its model was not scored, and another one was scored again before"),
+    ],
+)
+def test_of_a_question_one_score_that_the_machine_stops_is_tried_once_more(
+    error: type[Stopped], calls: list[int], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run is not trained again."""
+    """The run is not trained again. calls: of the candidate's scorings, those that are stopped."""
     fake = Fake(tmp_path, monkeypatch, Plan(2, 0, 0, 0.001))
-    own, stopped = fake.score, []
+    own, called = fake.score, []
 
     def score(side: Side, *given: Any) -> Record:
-        if side.name == "candidate" and len(stopped) < times:
-            stopped.append(side)
-            raise error("its model was not scored, twice")
+        if side.name == "candidate":
+            called.append(side)
+            if len(called) in calls:
+                raise error("its model was not scored", 7.0)
         return own(side, *given)
 
     monkeypatch.setattr(arena, "score", score)
     found = fake.record()
-    assert (found["answer"], len(fake.series.ledger.of_kind("crash"))) == (answer, times)
+    assert found["answer"] == ("discard" if reason else "keep")
     assert len({*fake.trained}) == len(fake.trained)
+    [again] = fake.series.ledger.of_kind("again")
+    assert (again["reason"], again["cpu_seconds"], again["number"]) == ("its model was not scored", 7.0, 0)
+    assert [crash["reason"] for crash in fake.series.ledger.of_kind("crash")] == ([reason] if reason else [])
+    if reason:
+        assert found["reason"] == reason
+    else:
+        assert found["note"] == "1 scoring was tried again"
+        runs = [run for run in fake.series.ledger.of_kind("run") if run["side"] == again["side"]]
+        assert [run["scoring_cpu_seconds"] for run in runs] == [8.0, 1.0]  # both tries count
+
+
+def test_a_score_that_is_stopped_on_the_holdout_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Fake(tmp_path, monkeypatch, Plan(2, 6, 0, 0.001))
+    record = fake.record()
+    own, called = fake.score, []
+
+    def score(*given: Any) -> Record:
+        called.append(given)
+        if len(called) == 1:
+            raise Killed("the scoring of its model was killed", 7.0)
+        return own(*given)
+
+    monkeypatch.setattr(arena, "score", score)
+    found = referee._held(fake.series, record)
+    assert found["again"] == "1 scoring was tried again"
+    lines = referee.holdout_lines({"trials": [found], "later": 0, "hash": "h", "answer": "held"})
+    assert lines[0].endswith("; 1 scoring was tried again")
 
 
 def test_an_order_of_the_text_that_does_not_follow_the_seed_is_refused(
@@ -1009,20 +1045,25 @@ def test_the_reason_why_a_model_cannot_be_scored_is_where_the_answer_says(
     assert Path(str(raised.value).rpartition(" in ")[2]).read_text(encoding="utf-8") == "its words"
 
 
-@pytest.mark.parametrize("kind", ["FileNotFoundError", "ModuleNotFoundError", "PermissionError", "ValueError"])
-def test_what_a_scorer_says_of_the_text_is_in_no_answer(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its process raises with the text that it is given."""
-    monkeypatch.setattr(arena, "MODEL", HONEST.replace("return [MARK, *text]", f"raise {kind}(text.decode())"))
+def scored(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record:
+    """Score a sealed sentence by a program in place of a model."""
+    monkeypatch.setattr(arena, "MODEL", program)
     place = tmp_path / "runs/key"
     place.mkdir(parents=True)
     for folder in [tmp_path, *tmp_path.parents][:4]:  # the sandbox's user reads what lies below
         folder.chmod(folder.stat().st_mode | 0o055)
     (tmp_path / "code").mkdir()
     (tmp_path / "home/tok_train/default").mkdir(parents=True)
+    return arena.score(Side("a", "HEAD", tmp_path / "code"), tmp_path / "home", place, ["a sealed sentence"], False)
+
+
+@pytest.mark.parametrize("kind", ["FileNotFoundError", "ModuleNotFoundError", "PermissionError", "ValueError"])
+def test_what_a_scorer_says_of_the_text_is_in_no_answer(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process raises with the text that it is given."""
     with pytest.raises(UserError) as raised:
-        arena.score(Side("a", "HEAD", tmp_path / "code"), tmp_path / "home", place, ["a sealed sentence"], False)
+        scored(HONEST.replace("return [MARK, *text]", f"raise {kind}(text.decode())"), tmp_path, monkeypatch)
     said = str(raised.value)
     assert "sealed" not in said
     if kind != "ValueError":
@@ -1030,12 +1071,19 @@ def test_what_a_scorer_says_of_the_text_is_in_no_answer(
     assert "a sealed sentence" in Path(said.rpartition(" in ")[2]).read_text(encoding="utf-8")
 
 
+def test_a_scoring_that_kills_itself_has_used_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = "import os, time\n        while time.process_time() < 3: pass\n        os.kill(os.getpid(), 9)"
+    with pytest.raises(Killed, match=r"^the scoring of its model was killed, as by a machine") as raised:
+        scored(HONEST.replace("return [MARK, *text]", busy), tmp_path, monkeypatch)
+    assert raised.value.cpu_seconds >= 3
+
+
 @pytest.mark.parametrize(
     ("stop", "error", "sentence"),
     [
-        (Broken("its process has ended", killed=True), Killed, "the scoring of its model was killed, twice"),
-        (Refused("time", "it takes longer than 120 s"), Late, "was not scored, twice: refused, time: it takes longer"),
-        (Judgement(bytes=1, ended=False), Late, "its process did not end when its model was scored"),
+        (Broken("its process has ended", killed=True), Killed, "the scoring of its model was killed, as by a machine"),
+        (Refused("time", "it takes longer than 120 s"), Late, "was not scored: refused, time: it takes longer"),
+        (Judgement(bytes=1, ended=False), Late, "its process did not end when its model was scored$"),
     ],
 )
 def test_what_the_machine_may_have_stopped_is_told_from_other_failures(
