@@ -23,7 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +46,7 @@ from nanochat.paths import (
     write_text,
 )
 from nanochat.trial import arena, decision
-from nanochat.trial.arena import Failure, Killed, Stopped
+from nanochat.trial.arena import Failure, Killed, Late, Stopped
 from nanochat.trial.decision import Answer, Noise, Part, Plan, Verdict
 from nanochat.trial.ledger import GENESIS, Ledger, read, verify
 from nanochat.trial.listing import ANSWERS, length_words, list_lines, listed
@@ -73,6 +73,7 @@ METRICS = (*TIMES, "memory", "bytes")  # of a run, beside bits per byte
 FIXED = ("root", "commit", "referee", "scale", "budget", "data", "unsafe")  # of referee.json
 FIRST_BYTES = 10**8  # of the files of a run, as long as none is known
 MORE_SCORING = 20.0  # seconds of processor time beyond the bound
+LATE = (3.0, 120.0)  # a scoring may take so many times the incumbent's seconds, and so many more
 LARGER = 3.0  # times the bytes of the incumbent's files: a checkpoint that carries something else
 SUBSET = 2  # of the documents of a corpus's validation text every second one is the holdout's
 
@@ -733,7 +734,12 @@ class Trial:
             except Killed:  # once more: the machine may have done it for other work
                 series.ledger.add("crash", key=key, side=side.key, part=part.value, number=number, reason="killed")
                 measured = self._trained(side, flags, folder)
-            measured |= _scored(series, side, key, "validation", self.name, part=part.value, number=number)
+
+            def patience(late: bool) -> float:
+                return self._patience(side, part, number, late)
+
+            about = {"question": self.name, "part": part.value, "number": number}
+            measured |= _scored(series, side, key, "validation", patience, **about)
             measured["weights"] = arena.weights_hash(folder)
         except (Failure, Refused) as error:
             shutil.rmtree(folder, ignore_errors=True)
@@ -746,6 +752,19 @@ class Trial:
         return series.ledger.add(
             "run", key=key, side=side.key, part=part.value, number=number, depth=depth, machine=self.machine, **measured
         )
+
+    def _patience(self, side: Side, part: Part, number: int, late: bool) -> float:
+        """Return the seconds that a scoring may take: a candidate's are bounded by the incumbent's at this depth.
+
+        late: it took longer before. So did the incumbent, perhaps, if the machine is busier now: it is scored first.
+        """
+        if side is self.incumbent:
+            return arena.SCORING
+        if late:
+            self._run(self.incumbent, Part.AGAIN if part is Part.SCREEN else part, number)
+        which = {"side": self.incumbent.key, "depth": self._depth(part), "machine": self.machine}
+        runs = [run for run in self.series.ledger.of_kind("run") if which.items() <= run.items()]
+        return patience_of([run["scoring"] for run in runs])
 
     def _trained(self, side: Side, flags: Sequence[str], folder: Path) -> Record:
         series = self.series
@@ -851,16 +870,18 @@ def _on_holdout(series: Series, record: Record) -> Record:
     for side in sides:
         check_unchanged(side.code)
     pairs = []
+    seconds = []  # of the incumbent, which is scored first
     for number, keys in enumerate(record["confirmed"]):
         about = {"question": record["name"], "part": "holdout", "number": number}
         for key in keys:
             _check_weights(series.folder / "runs" / key, weights[key])
         try:
-            one = _scored(series, sides[0], keys[0], "holdout", **about)
+            one = _scored(series, sides[0], keys[0], "holdout", lambda _: arena.SCORING, **about)
         except (Failure, Refused) as error:
             raise UserError(f"the incumbent's model {keys[0]} was not scored: {error}") from None
         try:
-            other = _scored(series, sides[1], keys[1], "holdout", **about)
+            seconds.append(one["scoring"])
+            other = _scored(series, sides[1], keys[1], "holdout", lambda _: patience_of(seconds), **about)
         except Stopped as error:  # as by other work on the machine
             raise UserError(f"the candidate's model {keys[1]} was not scored: {error}") from None
         pairs.append((one["bpb"], other["bpb"]))
@@ -942,24 +963,36 @@ def _scored_longer(incumbent: Sequence[Record], candidate: Sequence[Record]) -> 
     return other / one if other > decision.SLOWER[1] * one + MORE_SCORING else 0.0
 
 
-def _scored(series: Series, side: Side, key: str, text: str, question: str, **about: object) -> Record:
+def patience_of(seconds: Sequence[float]) -> float:
+    """Return the seconds that a candidate's scoring may take, after those of the incumbent.
+
+    What a process sees of the text, it can tell the next one by how long it takes: such words should be few.
+    """
+    times, more = LATE
+    return min(arena.SCORING, times * max(seconds) + more)
+
+
+def _scored(
+    series: Series, side: Side, key: str, text: str, patience: Callable[[bool], float], question: str, **about: object
+) -> Record:
     """Return what a run's model scores on a sealed text.
 
     What the machine may have stopped is scored again, once for each side of a question: whoever stops by itself may do
-    so by what it has read. Both tries count. question: the trial's name. about: the run, for the ledger.
+    so by what it has read. Both tries count. patience: the seconds that it may take, asked before each try, whether it
+    was late before. question: the trial's name. about: the run, for the ledger.
     """
     unsafe = series.fixed["unsafe"]
     given = side, series.folder / "home", series.folder / "runs" / key, series.documents(text), unsafe
     try:
-        return arena.score(*given)
+        return arena.score(*given, patience(False))
     except Stopped as error:
         if any(line["side"] == side.key for line in _again(series, question, text)):
             raise type(error)(f"{error}, and another one was scored again before") from None
-        cpu_seconds = error.cpu_seconds
+        cpu_seconds, late = error.cpu_seconds, isinstance(error, Late)
         which = {"question": question, "text": text, "key": key, "side": side.key, **about}
         series.ledger.add("again", **which, reason=str(error), cpu_seconds=cpu_seconds)
     try:
-        found = arena.score(*given)
+        found = arena.score(*given, patience(late))
     except Stopped as error:
         raise type(error)(f"{error}, twice") from None
     return found | {"scoring_cpu_seconds": found["scoring_cpu_seconds"] + cpu_seconds}

@@ -548,6 +548,36 @@ def test_of_a_question_one_score_that_the_machine_stops_is_tried_once_more(
         assert [run["scoring_cpu_seconds"] for run in runs] == [8.0, 1.0]  # both tries count
 
 
+@pytest.mark.parametrize(
+    ("plan", "part", "before"), [(Plan(1, 0, 0, 0.001), "again", 0), (Plan(1, 6, 0, 0.001), "confirm", 2)]
+)
+def test_a_late_score_is_tried_again_beside_the_incumbents(
+    plan: Plan, part: str, before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seconds that a candidate has are those of the incumbent, in the hour of the second try.
+
+    before: scorings of the candidate that are in time. The last one is the first of its pair, without the incumbent.
+    """
+    fake = Fake(tmp_path, monkeypatch, plan)
+    own, given = fake.score, []
+
+    def score(side: Side, *rest: Any) -> Record:
+        if side.name == "incumbent":
+            assert rest[-1] == arena.SCORING
+            return own(side, *rest) | {"scoring": 1.0 if len(given) <= before else 100.0}
+        given.append(rest[-1])
+        if len(given) == before + 1:
+            raise Late("its model was not scored within 123 seconds")
+        return own(side, *rest)
+
+    monkeypatch.setattr(arena, "score", score)
+    assert fake.record()["note"] == "1 scoring was tried again"
+    assert given[: before + 2] == [123.0] * (before + 1) + [420.0]
+    runs = fake.series.ledger.of_kind("run")
+    assert fake.parts()[3 : 3 + before + 3].count(part) >= 1
+    assert all(run["scoring"] == 1.0 for run in runs[:3])
+
+
 def test_a_score_that_is_stopped_on_the_holdout_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = Fake(tmp_path, monkeypatch, Plan(2, 6, 0, 0.001))
     record = fake.record()
@@ -901,7 +931,7 @@ def test_the_holdout_says_whether_a_gain_held_in_the_form_of_an_answer(
     monkeypatch.setattr(referee, "open_series", lambda _: fake.series)
     capsys.readouterr()  # of how far it was
     scores = iter([score for number in range(6) for score in (2.5 + 0.001 * number, 2.0)])
-    monkeypatch.setattr(arena, "score", lambda *_: {"bpb": next(scores)})
+    monkeypatch.setattr(arena, "score", lambda *_: {"bpb": next(scores), "scoring": 1.0})
     open_holdout("default", False)
     lines = capsys.readouterr().out.splitlines()
     assert all(re.fullmatch(r"METRIC [a-z0-9_]+=\S+", line) for line in lines[1:])
@@ -942,7 +972,7 @@ def test_a_keep_that_cannot_be_scored_closes_the_holdout_for_no_other(
     def score(side: Side, home: Path, place: Path, *_: object) -> Record:
         if place.name == "two":
             raise error
-        return {"bpb": 2.5 if place.name == "one" else next(scores)}
+        return {"scoring": 1.0, "bpb": 2.5 if place.name == "one" else next(scores)}
 
     monkeypatch.setattr(arena, "score", score)
     open_holdout("default", False)
@@ -970,7 +1000,7 @@ def test_a_fault_of_the_machine_decides_nothing_on_the_holdout(
                 raise (Killed if fault == "killed" else Late)("its model was not scored")
             if fault == "incumbent" and side.name == "incumbent":
                 raise Failure("its model could not be scored")
-        return {"bpb": (2.5 if side.name == "incumbent" else 2.0) + 0.001 * len(scored)}
+        return {"scoring": 1.0, "bpb": (2.5 if side.name == "incumbent" else 2.0) + 0.001 * len(scored)}
 
     def weights_hash(folder: Path) -> str:
         if fault == "weights" and folder.name not in ("one", "two") and not mended:
@@ -1008,7 +1038,7 @@ def test_a_gain_that_the_holdout_does_not_show_is_said(
     scores = iter(
         [score for number, gain in enumerate(3 * gains) for score in (2 + number / 1000, 2 + number / 1000 - gain)]
     )
-    monkeypatch.setattr(arena, "score", lambda *_: {"bpb": next(scores)})
+    monkeypatch.setattr(arena, "score", lambda *_: {"bpb": next(scores), "scoring": 1.0})
     assert referee._on_holdout(fake.series, record)["answer"] == answer
 
 
@@ -1045,7 +1075,7 @@ def test_the_reason_why_a_model_cannot_be_scored_is_where_the_answer_says(
     assert Path(str(raised.value).rpartition(" in ")[2]).read_text(encoding="utf-8") == "its words"
 
 
-def scored(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record:
+def scored(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float = 300.0) -> Record:
     """Score a sealed sentence by a program in place of a model."""
     monkeypatch.setattr(arena, "MODEL", program)
     place = tmp_path / "runs/key"
@@ -1054,7 +1084,25 @@ def scored(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rec
         folder.chmod(folder.stat().st_mode | 0o055)
     (tmp_path / "code").mkdir()
     (tmp_path / "home/tok_train/default").mkdir(parents=True)
-    return arena.score(Side("a", "HEAD", tmp_path / "code"), tmp_path / "home", place, ["a sealed sentence"], False)
+    side = Side("a", "HEAD", tmp_path / "code")
+    return arena.score(side, tmp_path / "home", place, ["a sealed sentence"], False, seconds)
+
+
+@pytest.mark.parametrize(
+    ("old", "when"),
+    [
+        ("return [MARK, *text]", "True"),  # the process that has the text
+        ("rows = [self", "first < len(ids)"),  # that which scores
+        ("rows = [self", "first == len(ids)"),  # that which is asked without what follows
+        ("return Entry()", "True"),  # before any question
+    ],
+)
+def test_a_scoring_that_sleeps_is_late(old: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It uses no processor time, and what it has read decides how long it takes."""
+    indent = 4 if "Entry" in old else 8
+    sleeping = HONEST.replace(old, f"import time; time.sleep(12 if {when} else 0)\n{' ' * indent}{old}")
+    with pytest.raises(Late, match=r"^its model was not scored within 9 seconds$"):
+        scored(sleeping, tmp_path, monkeypatch, 9.0)
 
 
 @pytest.mark.parametrize("kind", ["FileNotFoundError", "ModuleNotFoundError", "PermissionError", "ValueError"])
@@ -1082,7 +1130,7 @@ def test_a_scoring_that_kills_itself_has_used_its_time(tmp_path: Path, monkeypat
     ("stop", "error", "sentence"),
     [
         (Broken("its process has ended", killed=True), Killed, "the scoring of its model was killed, as by a machine"),
-        (Refused("time", "it takes longer than 120 s"), Late, "was not scored: refused, time: it takes longer"),
+        (Refused("time", "it takes longer than 120 s"), Late, "its model was not scored within 1800 seconds$"),
         (Judgement(bytes=1, ended=False), Late, "its process did not end when its model was scored$"),
     ],
 )
