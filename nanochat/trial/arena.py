@@ -338,7 +338,7 @@ def score(
     if elapsed > seconds:
         raise Late(f"its model was not scored within {seconds:.0f} seconds", cpu_seconds)
     if not found.ended:
-        raise Late("its process did not end when its model was scored", cpu_seconds)
+        raise Late("its process did not end, or not without an error, when its model was scored", cpu_seconds)
     return {
         "scoring": elapsed,  # with loading
         "scoring_cpu_seconds": cpu_seconds,

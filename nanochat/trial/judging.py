@@ -76,7 +76,7 @@ class Judgement:
     difference: float = 0.0  # the largest of a score, in nats, that should not differ
     cpu_seconds: float = 0.0  # that its processes have used, counted outside of the sandbox; 0 without one
     processes: int = 0  # and threads
-    ended: bool = True  # its processes have, once nothing more was asked
+    ended: bool = True  # its processes have, without an error, once nothing more was asked
 
     @property
     def bpb(self) -> float:

@@ -1119,6 +1119,12 @@ def test_what_a_scorer_says_of_the_text_is_in_no_answer(
     assert "a sealed sentence" in Path(said.rpartition(" in ")[2]).read_text(encoding="utf-8")
 
 
+def test_a_scoring_that_ends_with_another_status_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leaving = "import atexit, os\n\natexit.register(os._exit, 3)\n"
+    with pytest.raises(Late, match=r"^its process did not end, or not without an error, when its model was scored$"):
+        scored(leaving + HONEST, tmp_path, monkeypatch)
+
+
 def test_a_scoring_that_kills_itself_has_used_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     busy = "import os, time\n        while time.process_time() < 3: pass\n        os.kill(os.getpid(), 9)"
     with pytest.raises(Killed, match=r"^the scoring of its model was killed, as by a machine") as raised:
@@ -1131,7 +1137,7 @@ def test_a_scoring_that_kills_itself_has_used_its_time(tmp_path: Path, monkeypat
     [
         (Broken("its process has ended", killed=True), Killed, "the scoring of its model was killed, as by a machine"),
         (Refused("time", "it takes longer than 120 s"), Late, "its model was not scored within 1800 seconds$"),
-        (Judgement(bytes=1, ended=False), Late, "its process did not end when its model was scored$"),
+        (Judgement(bytes=1, ended=False), Late, "its process did not end, or not without an error, when"),
     ],
 )
 def test_what_the_machine_may_have_stopped_is_told_from_other_failures(
