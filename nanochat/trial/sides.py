@@ -32,7 +32,7 @@ FROZEN = (
 )
 BESIDE = ("pyproject.toml", "requirements.lock")  # files that a run may read
 BUILT = ("rustbpe/",)  # is compiled when the project is installed: another version of it would not run
-MOST_CHANGED = 4 * 2**20  # bytes of files that the working tree changes
+MOST_CHANGED = 4 * 2**20  # bytes of files that the working tree changes, and characters of the diff
 CHANGED = ("-z", "--modified", "--others", "--exclude-standard")
 # A diff that no setting of the user's git has changed.
 OWN_DIFF = (
@@ -131,6 +131,11 @@ def working_tree(root: Path, folders: Path) -> tuple[Path, str]:
         git(root, "add", "--all", "--", *names, variables=variables)
         tree = git(root, "write-tree", variables=variables).strip()
         diff = git(root, "diff", *OWN_DIFF, "HEAD", "--", *CODE, *BESIDE, variables=variables)
+        if len(diff) > MOST_CHANGED:  # as with files that were staged before
+            raise UserError(
+                f"the diff of the working tree to HEAD has {len(diff):,} characters, and a trial takes"
+                f" {MOST_CHANGED:,}: move large files elsewhere, or commit them"
+            )
         return committed(root, tree, folders), diff
 
 

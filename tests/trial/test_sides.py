@@ -107,6 +107,15 @@ def test_too_much_changed_code_is_one_sentence(root: Path, tmp_path: Path) -> No
         changed(root, tmp_path)
 
 
+def test_a_large_file_that_was_staged_is_too_much_too(root: Path, tmp_path: Path) -> None:
+    (root / "nanochat/dump.bin").write_bytes(os.urandom(sides.MOST_CHANGED + 1))
+    git(root, "add", "nanochat/dump.bin")
+    with pytest.raises(
+        UserError, match=r"^the diff of the working tree to HEAD has .* and a trial takes 4,194,304: move"
+    ):
+        changed(root, tmp_path)
+
+
 def test_all_that_git_complains_about_is_said(root: Path, tmp_path: Path) -> None:
     git(root, "init", "-q", "nanochat/nested")
     with pytest.raises(UserError, match=r"git add in .*: 'nanochat/nested/' does not have a commit .*; adding files"):
