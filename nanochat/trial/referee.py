@@ -819,10 +819,8 @@ def _tell(told: Record, lines: Sequence[str], as_json: bool) -> None:
 
 
 def _all_held(answers: Sequence[str]) -> str:
-    """Return "held" if all gains were seen on the holdout, "lost" if one is a loss there, else "undecided"."""
-    if set(answers) == {"held"}:
-        return "held"
-    return "lost" if "lost" in answers else "undecided"
+    """Return the worst of the answers, "held" if all gains were seen on the holdout."""
+    return next(answer for answer in ("lost", "failed", "undecided", "held") if answer in answers)
 
 
 def _all_scored(series: Series, kept: Sequence[Record]) -> list[Record]:

@@ -978,7 +978,7 @@ def test_a_keep_that_cannot_be_scored_closes_the_holdout_for_no_other(
     open_holdout("default", False)
     lines = capsys.readouterr().out.splitlines()
     metrics = Asked(0, lines, "").metrics
-    assert (metrics["trial_1_answer"], metrics["trial_2_answer"], metrics["answer"]) == ("held", "failed", "undecided")
+    assert (metrics["trial_1_answer"], metrics["trial_2_answer"], metrics["answer"]) == ("held", "failed", "failed")
     assert f", and it cannot be scored on the holdout: {error}" in lines[1]
     assert [one["answer"] for one in fake.series.ledger.of_kind("holdout")[0]["trials"]] == ["held", "failed"]
 
@@ -1027,6 +1027,19 @@ def test_a_fault_of_the_machine_decides_nothing_on_the_holdout(
     assert (metrics["trial_1_answer"], metrics["trial_2_answer"], metrics["answer"]) == ("held", "held", "held")
     assert scored == [("incumbent", False), ("candidate", False)] * 6
     assert len(fake.series.ledger.of_kind("holdout-opened")) == 1
+
+
+@pytest.mark.parametrize(
+    ("answers", "together"),
+    [
+        (["held", "held"], "held"),
+        (["held", "undecided"], "undecided"),
+        (["undecided", "failed", "held"], "failed"),
+        (["failed", "lost", "undecided", "held"], "lost"),
+    ],
+)
+def test_the_worst_answer_of_the_holdout_is_that_of_all(answers: list[str], together: str) -> None:
+    assert referee._all_held(answers) == together
 
 
 @pytest.mark.parametrize(("gains", "answer"), [([0.001, -0.001], "undecided"), ([-0.5, -0.5], "lost")])
