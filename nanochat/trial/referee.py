@@ -546,12 +546,13 @@ class Trial:
         }
 
     def _advice(self, aim: float, noise: Noise) -> str:
-        """Return how many more pairs would show a gain."""
+        """Return how many more pairs would show a gain, as far as pairs are advised."""
         plan = self.question.plan
+        if plan.pairs >= decision.MOST_PAIRS:
+            return f"{plan.pairs} pairs have not shown {aim:.4f}"
         wanted = decision.pairs_for(aim, noise, plan, self.number + 1)
         if wanted is None:
-            most = max(plan.pairs, decision.MOST_PAIRS)
-            return f"more than {most} pairs would be needed to show {aim:.4f}: this scale cannot show it"
+            return f"{decision.MOST_PAIRS} pairs would not show {aim:.4f}"
         asked = f"--pairs={wanted} asks for them, up to {plan.with_pairs(wanted).runs} runs"
         return f"{wanted - plan.pairs} more pairs would show {aim:.4f}: {asked}"
 

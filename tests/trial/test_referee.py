@@ -28,7 +28,7 @@ from nanochat.errors import UserError
 from nanochat.evals import sandbox
 from nanochat.log import Record
 from nanochat.paths import hold_folder, read_sha256, write_json
-from nanochat.trial import arena, referee
+from nanochat.trial import arena, decision, referee
 from nanochat.trial.arena import Failure, Killed, Late, Stopped
 from nanochat.trial.decision import Plan
 from nanochat.trial.judging import Judgement
@@ -722,9 +722,14 @@ def test_an_answer_names_its_part_and_level(tmp_path: Path, monkeypatch: pytest.
         assert {f"METRIC part={part}", f"METRIC level={level:.6g}"} <= {*lines}
 
 
+@pytest.mark.parametrize(
+    ("most", "words"), [(256, "256 pairs would not show 0.0001"), (2, "2 pairs have not shown 0.0001")]
+)
 def test_no_command_is_advised_that_would_show_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    most: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """most: pairs that an answer advises."""
+    monkeypatch.setattr(decision, "MOST_PAIRS", most)
     fake = Fake(tmp_path, monkeypatch, Plan(2, 0, 0, 1e-6))
     own = fake.score
 
@@ -736,7 +741,7 @@ def test_no_command_is_advised_that_would_show_nothing(
     found = fake.record()
     assert found["answer"] == "undecided"
     assert "--pairs" not in found["reason"]
-    assert found["reason"].endswith("more than 256 pairs would be needed to show 0.0001: this scale cannot show it")
+    assert found["reason"] == words
     # What the question can show is said before its pairs are trained.
     said = capsys.readouterr().out
     assert said.index(f"this question shows gains of {found['smallest']:.4f}") < said.index("screen 1: candidate")
