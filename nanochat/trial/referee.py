@@ -68,7 +68,8 @@ if TYPE_CHECKING:
     from nanochat.data.corpus import Corpus
 
 ROOT_VARIABLE = "NANOCHAT_TRIAL_ROOT"  # set by whoever hands over: the repository that is asked about
-TIMES = ("seconds", "cpu_seconds", "scoring")  # of a run, which other work on the machine changes
+# Of a run, which other work on the machine changes.
+TIMES = ("seconds", "cpu_seconds", "scoring", "scoring_cpu_seconds")
 METRICS = (*TIMES, "memory", "bytes")  # of a run, beside bits per byte
 FIXED = ("root", "commit", "referee", "scale", "budget", "data", "unsafe")  # of referee.json
 FIRST_BYTES = 10**8  # of the files of a run, as long as none is known
@@ -639,7 +640,8 @@ class Trial:
                 raise _over_budget("seconds", times)
         else:  # threads that wait use processor time up too, and other work on the machine changes seconds
             self._check_work(found, part)
-        if len(found["candidate"]) >= min(pairs, 2):  # one slow minute is no work
+        # One pair may have met a slow minute; where nothing is confirmed there may be no other.
+        if len(found["candidate"]) >= (2 if self.question.plan.confirming else min(pairs, 2)):
             times = _scored_longer(found["incumbent"], found["candidate"])
             if times and part is Part.SCREEN:  # another hour, when the machine was less busy
                 times = _scored_longer(self._incumbents(Part.AGAIN, len(found["candidate"])), found["candidate"])

@@ -892,6 +892,34 @@ def test_before_a_slow_score_is_refused_the_incumbent_is_scored_again(
     assert fake.parts().count("again") == asked  # once there are two pairs
 
 
+@pytest.mark.parametrize(
+    ("plan", "slow", "refused"),
+    [(Plan(1, 6, 0, 0.001), 1, 0), (Plan(1, 6, 0, 0.001), 9, 2), (Plan(1, 0, 0, 0.001), 9, 1)],
+)
+def test_a_single_pair_refuses_nobody_by_scoring_before_the_confirmation(
+    plan: Plan, slow: int, refused: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """slow: the candidate's first scores. refused: pairs of the last part when it is; 0: it is kept."""
+    fake = Fake(tmp_path, monkeypatch, plan)
+    fake.question = dataclasses.replace(fake.question, metrics=["scoring_cpu_seconds"])
+    own, late = fake.score, []
+
+    def score(side: Side, *given: Any) -> Record:
+        if side.name == "candidate" and len(late) < slow:
+            late.append(side)
+            return own(side, *given) | {"scoring_cpu_seconds": 900.0}
+        return own(side, *given)
+
+    monkeypatch.setattr(arena, "score", score)
+    found = fake.record()
+    if not refused:
+        assert found["answer"] == "keep"
+        assert found["metrics"]["scoring_cpu_seconds"]["candidate"] == 1.0  # of the confirmation
+        return
+    assert found["refused"] == "budget"
+    assert fake.parts().count("confirm") == (2 * refused if plan.confirming else 0)
+
+
 @pytest.mark.parametrize("slow", [1, 12])
 @pytest.mark.parametrize("part", ["confirm", "depth"])
 def test_one_slow_minute_refuses_nobody(part: str, slow: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
