@@ -118,9 +118,10 @@ class Series:
     def check(self) -> None:
         """Raise a UserError if what was fixed, or a text that was made, is not what the ledger's first line says."""
         [first] = self.ledger.of_kind("series")
-        if not pinned(self.fixed).keys() <= first.keys():
+        missing = sorted(pinned(self.fixed).keys() - first.keys())
+        if missing:  # a series of before has a copy of its own that judges, and does not come here
             raise UserError(
-                f"{self.ledger.path} was begun before ledgers named the repository and the secret of their series:"
+                f"{self.ledger.path} has no {missing[0]} in its first line, which this copy of the code writes:"
                 " begin another series with --series=NAME"
             )
         changed = [name for name, value in pinned(self.fixed).items() if first[name] != value]

@@ -770,12 +770,14 @@ def test_what_a_series_keeps_to_is_in_its_ledger(name: str, tmp_path: Path) -> N
         series.check()
 
 
-def test_a_ledger_of_before_names_no_secret_and_takes_no_question(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["root", "secret_sha256"])
+def test_a_ledger_whose_first_line_lacks_what_was_fixed_takes_no_question(name: str, tmp_path: Path) -> None:
+    """It was edited, or another copy of the code has begun it."""
     series = opened(tmp_path)
-    series.ledger.add("series", **dict.fromkeys(FIXED, ""), files={})
-    with pytest.raises(
-        UserError, match=r"was begun before ledgers named .* the secret of .*: begin another series with"
-    ):
+    first = pinned(series.fixed)
+    del first[name]
+    series.ledger.add("series", **first, files={})
+    with pytest.raises(UserError, match=f"has no {name} in its first line, .*: begin another series with"):
         series.check()
 
 
