@@ -132,11 +132,33 @@ def test_a_folder_of_code_may_be_missing_or_gone(root: Path, tmp_path: Path) -> 
     assert "deleted file" in changed(root, tmp_path).diff
 
 
+def test_a_folder_that_git_ignores_is_left_out(root: Path, tmp_path: Path) -> None:
+    """A fork may have a folder of results, or a file of its own, under such a name. What git knows is taken."""
+    (root / ".gitignore").write_text("tracks/\nrequirements.lock\nscripts/\n")
+    (root / "tracks").mkdir()
+    (root / "tracks/run.csv").write_text("1\n")
+    (root / "requirements.lock").write_text("torch\n")
+    (root / "scripts/base_train.py").write_text("# another trainer\n")
+    found = changed(root, tmp_path)
+    assert not (found.code / "tracks").exists()
+    assert "+# another trainer" in found.diff
+    assert "run.csv" not in found.diff
+
+
 def test_a_diff_is_the_same_whatever_the_user_has_set(root: Path, tmp_path: Path) -> None:
-    (root / "nanochat/gpt.py").write_text("# another model\n")
+    lines = [f"{number}\n" for number in range(30)]
+    (root / "nanochat/gpt.py").write_text("".join(lines))
+    (root / "nanochat/loss.py").write_text("".join(lines) + "# one\n")
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "longer files")
+    # Twice the same lines the other way round, of which the algorithms keep others; and a file that is renamed.
+    (root / "nanochat/gpt.py").write_text("".join([*lines[15:], "# new\n", *lines[:15], "# new\n"]))
+    (root / "nanochat/loss.py").rename(root / "nanochat/losses.py")
     plain = changed(root, tmp_path).diff
+    assert "rename from" not in plain
     assert plain.startswith("diff --git a/nanochat/gpt.py b/nanochat/gpt.py\n")
     settings = {"color.ui": "always", "diff.noprefix": "true", "diff.mnemonicPrefix": "true", "diff.external": "false"}
+    settings |= {"diff.context": "0", "diff.algorithm": "patience", "diff.renames": "copies"}
     for name, value in settings.items():
         git(root, "config", name, value)
     assert changed(root, tmp_path).diff == plain
