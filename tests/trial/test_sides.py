@@ -147,12 +147,12 @@ def test_a_folder_that_git_ignores_is_left_out(root: Path, tmp_path: Path) -> No
 
 def test_a_diff_is_the_same_whatever_the_user_has_set(root: Path, tmp_path: Path) -> None:
     lines = [f"{number}\n" for number in range(30)]
-    (root / "nanochat/gpt.py").write_text("".join(lines))
+    (root / "nanochat/gpt.py").write_text("".join([*lines, *(f"{letter}\n" for letter in "acababbubcbaaba")]))
     (root / "nanochat/loss.py").write_text("".join(lines) + "# one\n")
     git(root, "add", "-A")
     git(root, "commit", "-qm", "longer files")
-    # Twice the same lines the other way round, of which the algorithms keep others; and a file that is renamed.
-    (root / "nanochat/gpt.py").write_text("".join([*lines[15:], "# new\n", *lines[:15], "# new\n"]))
+    # Lines of which the algorithms keep others, and a file that is renamed.
+    (root / "nanochat/gpt.py").write_text("".join([*lines, *(f"{letter}\n" for letter in "ababbcbauacabba")]))
     (root / "nanochat/loss.py").rename(root / "nanochat/losses.py")
     plain = changed(root, tmp_path).diff
     assert "rename from" not in plain

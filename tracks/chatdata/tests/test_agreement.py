@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.evidence import CARDS
 from nanochat.log import markdown_table
 from nanochat.outcome import Outcome
 from tracks.chatdata import agreement, labelled
@@ -48,7 +49,8 @@ def test_the_rules_agree_with_the_labels_of_the_mirror(here, mirror, base: Path)
     assert printed.count("| all ") == 2
     accuracies = [float(line.split("|")[4].split("±")[0]) for line in printed.splitlines() if "| all " in line]
     assert min(accuracies) > 0.7  # card.md has the figures
-    record = Outcome.load(base / "agreement" / "rules" / "outcome.json")
+    [card] = [card for card in CARDS if card.name == "chatdata"]
+    record = Outcome.load(base / "agreement" / card.tag / "outcome.json")
     assert (record.metrics["Topics by"], record.metrics["Rows"]) == ("rules", 300)
     assert [table["title"].partition(":")[0] for table in record.tables] == [
         "Agreement with labels of a language model",
