@@ -1,11 +1,13 @@
 """Agreement with the labels: kappa against values worked out by hand, and the tables of real rows."""
 
 import math
+import shlex
 from pathlib import Path
 
 import pytest
 
 from bench.evidence import CARDS
+from nanochat.config import parse
 from nanochat.log import markdown_table
 from nanochat.outcome import Outcome
 from tracks.chatdata import agreement, labelled
@@ -43,14 +45,18 @@ def test_tables_count_each_half() -> None:
     assert "none" in markdown_table(confused)
 
 
+def test_the_tag_of_the_card_is_that_of_the_comparison() -> None:
+    [card] = [card for card in CARDS if card.name == "chatdata"]
+    assert card.tag == agreement.tag_of(parse(agreement.Config, shlex.split(card.commands[-1])[3:]))
+
+
 def test_the_rules_agree_with_the_labels_of_the_mirror(here, mirror, base: Path) -> None:
     printed = here("tracks.chatdata.agreement", NANOCHAT_HUB=str(mirror)).stdout
     assert printed.count("Half t") == 2
     assert printed.count("| all ") == 2
     accuracies = [float(line.split("|")[4].split("±")[0]) for line in printed.splitlines() if "| all " in line]
     assert min(accuracies) > 0.7  # card.md has the figures
-    [card] = [card for card in CARDS if card.name == "chatdata"]
-    record = Outcome.load(base / "agreement" / card.tag / "outcome.json")
+    record = Outcome.load(base / "agreement" / "rules" / "outcome.json")
     assert (record.metrics["Topics by"], record.metrics["Rows"]) == ("rules", 300)
     assert [table["title"].partition(":")[0] for table in record.tables] == [
         "Agreement with labels of a language model",
