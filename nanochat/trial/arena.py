@@ -29,6 +29,7 @@ from nanochat.trial.scorer import (
     LOADING,
     SCORER,
     Broken,
+    Missing,
     Refused,
     package_folders,
     printable,
@@ -42,7 +43,7 @@ FILES = 2**32  # bytes of all files that a run may have
 PROCESSES = 128  # and threads; more where there are many cores
 PROBES = 300  # places of the text that are asked for again
 STRIDE = 128  # places that are asked for at once
-SCORING = 1800.0  # seconds, generous
+SCORING = 1800.0  # seconds for a whole scoring, generous: those of an incumbent
 CALLS = 16  # of the model, whose rows of text are hashed: a warm-up may have made the first
 LEAVING = 10.0  # seconds that a process may take to end once its files are here; they count
 # Threads that wait leave the processor to other work; a trial is on the CPU, also where a GPU is in sight.
@@ -177,11 +178,19 @@ class Failure(UserError):
     """A run that did not come to its end, or left no model that can be scored."""
 
 
-class Killed(Failure):
+class Stopped(Failure):
+    """What the machine may have stopped, for other work. cpu_seconds: that its ended processes had used."""
+
+    def __init__(self, reason: str, cpu_seconds: float = 0.0) -> None:
+        super().__init__(reason)
+        self.cpu_seconds = cpu_seconds
+
+
+class Killed(Stopped):
     """A run that the kernel has killed, for want of memory or because it had used its processor time."""
 
 
-class Late(Failure):
+class Late(Stopped):
     """A model that was not scored in time, as on a machine with other work."""
 
 
@@ -288,8 +297,13 @@ def _head(source: "_Source") -> Head:
     return Head(sizes, memory, *hashes)
 
 
-def score(side: Side, home: Path, place: Path, documents: Sequence[str], unsafe: bool) -> Record:
-    """Return a trained model's bits per byte, and what was checked. place: its folder, with the checkpoint."""
+def score(
+    side: Side, home: Path, place: Path, documents: Sequence[str], unsafe: bool, seconds: float = SCORING
+) -> Record:
+    """Return a trained model's bits per byte, and what was checked.
+
+    place: its folder, with the checkpoint. seconds: for all of it, after which it is Late.
+    """
     scorer = MODEL.format(code=str(side.code), tag=TAG, stride=STRIDE)
     (place / SCORER).write_text(scorer, encoding="utf-8")
     tokenizer = place / "home" / "tok_train" / "default"
@@ -303,29 +317,43 @@ def score(side: Side, home: Path, place: Path, documents: Sequence[str], unsafe:
     readable = [str(side.code), *package_folders(INSTALLED)]
     began, used = time.monotonic(), _children()
     try:
-        found = judge(place, documents, Limits(SCORING, unsafe, PROBES, learns=False, readable=readable))
+        limits = Limits(SCORING, unsafe, PROBES, learns=False, readable=readable, until=began + seconds)
+        found = judge(place, documents, limits)
+    except Missing as missing:
+        kept = f"the reason is in {_keep_words(place, missing)}"
+        raise Refused(missing.check, f"it needs what is not among its files ({missing.kind}): {kept}") from None
     except Refused as refused:
         if refused.check == "time":
-            raise Late(f"its model was not scored, twice: {refused}") from None
+            raise Late(f"its model was not scored within {seconds:.0f} seconds", _children() - used) from None
         raise
-    except UserError as error:  # its words may hold the text: they stay where no candidate is told of them
+    except UserError as error:
         if isinstance(error, Broken) and error.killed:
-            raise Killed("the scoring of its model was killed, twice, as by a machine without memory for it") from None
-        reason = place.with_name(f"{place.name}.txt")  # beside the checkpoint, which is removed
-        reason.write_text(str(error), encoding="utf-8")
-        raise Failure(f"its model could not be scored: the reason is in {reason}") from None
+            reason = "the scoring of its model was killed, as by a machine without memory for it"
+            raise Killed(reason, _children() - used) from None
+        raise Failure(f"its model could not be scored: the reason is in {_keep_words(place, error)}") from None
+    elapsed = time.monotonic() - began
     if not math.isfinite(found.bpb):
         raise Refused("normalised", "a token of the text has no probability at all")
+    cpu_seconds = found.cpu_seconds or _children() - used  # without the sandbox nobody has watched
+    if elapsed > seconds:
+        raise Late(f"its model was not scored within {seconds:.0f} seconds", cpu_seconds)
     if not found.ended:
-        raise Late("its process did not end when its model was scored, twice")
+        raise Late("its process did not end, or not without an error, when its model was scored", cpu_seconds)
     return {
-        "scoring": time.monotonic() - began,  # with loading
-        "scoring_cpu_seconds": found.cpu_seconds or _children() - used,  # without the sandbox nobody has watched
+        "scoring": elapsed,  # with loading
+        "scoring_cpu_seconds": cpu_seconds,
         "scoring_processes": found.processes,
         "bpb": found.bpb,
         "sum_error": found.sum_error,
         "difference": found.difference,
     }
+
+
+def _keep_words(place: Path, error: UserError) -> Path:
+    """Write what a scorer's process has said, and return the file: its words may hold the text, and no answer does."""
+    path = place.with_name(f"{place.name}.txt")  # beside the checkpoint, which is removed
+    path.write_text(str(error), encoding="utf-8")
+    return path
 
 
 class _Source:

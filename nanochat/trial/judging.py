@@ -8,6 +8,7 @@ An entry is a folder with a scorer, as scorer.py says: that of a stranger, or a 
 
 import math
 import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,11 @@ class Limits:
     probes: int = PROBES  # places that are asked for again, at most
     learns: bool = True  # the entry is told what had its scores, and may learn from it
     readable: Sequence[str] | None = None  # beside the entry's folder; None: numpy and torch
+    until: float = math.inf  # of time.monotonic(): when all of them together have to be done
+
+    def most(self, seconds: float) -> float:
+        """Return so many seconds, or those that are left."""
+        return min(seconds, max(0.0, self.until - time.monotonic()))
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ class Judgement:
     difference: float = 0.0  # the largest of a score, in nats, that should not differ
     cpu_seconds: float = 0.0  # that its processes have used, counted outside of the sandbox; 0 without one
     processes: int = 0  # and threads
-    ended: bool = True  # its processes have, once nothing more was asked
+    ended: bool = True  # its processes have, without an error, once nothing more was asked
 
     @property
     def bpb(self) -> float:
@@ -85,9 +91,12 @@ class Judgement:
 
 
 def encode(place: Path, documents: Sequence[str], found: Judgement, limits: Limits) -> tuple[About, list[list[int]]]:
-    """Return each document's tokens, by a process that scores nothing: what it learns from the text is lost."""
+    """Return each document's tokens, by a process that scores nothing.
+
+    What it learns from the text stays in it, but for how long it takes: the next process can read that from a clock.
+    """
     texts = []
-    with scorer(place, limits.seconds, limits.unsafe, limits.readable) as encoder:
+    with scorer(place, limits.most(limits.seconds), limits.unsafe, limits.readable) as encoder:
         about = encoder.about()
         for text in documents:
             data = text.encode()
@@ -166,7 +175,7 @@ def score_all(
     """
     vocab_size = len(about.vocabulary)
     kept = {}
-    with scorer(place, limits.seconds, limits.unsafe, limits.readable) as own:
+    with scorer(place, limits.most(limits.seconds), limits.unsafe, limits.readable) as own:
         if own.about() != about:
             raise Refused("score first", "two of its processes say different things about themselves")
         for number, part in enumerate(parts):
@@ -201,7 +210,7 @@ def ask_again(
     by_part: dict[int, list[int]] = {}
     for number, one in kept:
         by_part.setdefault(number, []).append(one)
-    patience = (2 + MOST_AGAIN) * limits.seconds + FEWEST
+    patience = limits.most((2 + MOST_AGAIN) * limits.seconds + FEWEST)
     with scorer(place, patience, limits.unsafe, limits.readable) as twin:
         for number, part in enumerate(parts):
             places = by_part.get(number, [])

@@ -23,7 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +46,7 @@ from nanochat.paths import (
     write_text,
 )
 from nanochat.trial import arena, decision
-from nanochat.trial.arena import Failure, Killed, Late
+from nanochat.trial.arena import Failure, Killed, Late, Stopped
 from nanochat.trial.decision import Answer, Noise, Part, Plan, Verdict
 from nanochat.trial.ledger import GENESIS, Ledger, read, verify
 from nanochat.trial.listing import ANSWERS, length_words, list_lines, listed
@@ -68,11 +68,13 @@ if TYPE_CHECKING:
     from nanochat.data.corpus import Corpus
 
 ROOT_VARIABLE = "NANOCHAT_TRIAL_ROOT"  # set by whoever hands over: the repository that is asked about
-TIMES = ("seconds", "cpu_seconds", "scoring")  # of a run, which other work on the machine changes
+# Of a run, which other work on the machine changes.
+TIMES = ("seconds", "cpu_seconds", "scoring", "scoring_cpu_seconds")
 METRICS = (*TIMES, "memory", "bytes")  # of a run, beside bits per byte
 FIXED = ("root", "commit", "referee", "scale", "budget", "data", "unsafe")  # of referee.json
 FIRST_BYTES = 10**8  # of the files of a run, as long as none is known
 MORE_SCORING = 20.0  # seconds of processor time beyond the bound
+LATE = (3.0, 120.0)  # a scoring may take so many times the incumbent's seconds, and so many more
 LARGER = 3.0  # times the bytes of the incumbent's files: a checkpoint that carries something else
 SUBSET = 2  # of the documents of a corpus's validation text every second one is the holdout's
 
@@ -116,9 +118,10 @@ class Series:
     def check(self) -> None:
         """Raise a UserError if what was fixed, or a text that was made, is not what the ledger's first line says."""
         [first] = self.ledger.of_kind("series")
-        if not pinned(self.fixed).keys() <= first.keys():
+        missing = sorted(pinned(self.fixed).keys() - first.keys())
+        if missing:  # a series of before has a copy of its own that judges, and does not come here
             raise UserError(
-                f"{self.ledger.path} was begun before ledgers named the repository and the secret of their series:"
+                f"{self.ledger.path} has no {missing[0]} in its first line, which this copy of the code writes:"
                 " begin another series with --series=NAME"
             )
         changed = [name for name, value in pinned(self.fixed).items() if first[name] != value]
@@ -448,6 +451,7 @@ class Trial:
             found.append(
                 f"the candidate changes {names}, by which a run's length is counted: see whether it trains longer"
             )
+        found += filter(None, [_again_words(self.series, self.name, "validation")])
         return "; ".join(found)
 
     def _incumbent(self, root: Path) -> Side:
@@ -544,12 +548,13 @@ class Trial:
         }
 
     def _advice(self, aim: float, noise: Noise) -> str:
-        """Return how many more pairs would show a gain."""
+        """Return how many more pairs would show a gain, as far as pairs are advised."""
         plan = self.question.plan
+        if plan.pairs >= decision.MOST_PAIRS:
+            return f"{plan.pairs} pairs have not shown {aim:.4f}"
         wanted = decision.pairs_for(aim, noise, plan, self.number + 1)
         if wanted is None:
-            most = max(plan.pairs, decision.MOST_PAIRS)
-            return f"more than {most} pairs would be needed to show {aim:.4f}: this scale cannot show it"
+            return f"{decision.MOST_PAIRS} pairs would not show {aim:.4f}"
         asked = f"--pairs={wanted} asks for them, up to {plan.with_pairs(wanted).runs} runs"
         return f"{wanted - plan.pairs} more pairs would show {aim:.4f}: {asked}"
 
@@ -636,7 +641,8 @@ class Trial:
                 raise _over_budget("seconds", times)
         else:  # threads that wait use processor time up too, and other work on the machine changes seconds
             self._check_work(found, part)
-        if len(found["candidate"]) >= min(pairs, 2):  # one slow minute is no work
+        # One pair may have met a slow minute; where nothing is confirmed there may be no other.
+        if len(found["candidate"]) >= (2 if self.question.plan.confirming else min(pairs, 2)):
             times = _scored_longer(found["incumbent"], found["candidate"])
             if times and part is Part.SCREEN:  # another hour, when the machine was less busy
                 times = _scored_longer(self._incumbents(Part.AGAIN, len(found["candidate"])), found["candidate"])
@@ -732,7 +738,12 @@ class Trial:
             except Killed:  # once more: the machine may have done it for other work
                 series.ledger.add("crash", key=key, side=side.key, part=part.value, number=number, reason="killed")
                 measured = self._trained(side, flags, folder)
-            measured |= _scored(series, side, key, "validation", part=part.value, number=number)
+
+            def patience(late: bool) -> float:
+                return self._patience(side, part, number, late)
+
+            about = {"question": self.name, "part": part.value, "number": number}
+            measured |= _scored(series, side, key, "validation", patience, **about)
             measured["weights"] = arena.weights_hash(folder)
         except (Failure, Refused) as error:
             shutil.rmtree(folder, ignore_errors=True)
@@ -745,6 +756,19 @@ class Trial:
         return series.ledger.add(
             "run", key=key, side=side.key, part=part.value, number=number, depth=depth, machine=self.machine, **measured
         )
+
+    def _patience(self, side: Side, part: Part, number: int, late: bool) -> float:
+        """Return the seconds that a scoring may take: a candidate's are bounded by the incumbent's at this depth.
+
+        late: it took longer before. So did the incumbent, perhaps, if the machine is busier now: it is scored first.
+        """
+        if side is self.incumbent:
+            return arena.SCORING
+        if late:
+            self._run(self.incumbent, Part.AGAIN if part is Part.SCREEN else part, number)
+        which = {"side": self.incumbent.key, "depth": self._depth(part), "machine": self.machine}
+        runs = [run for run in self.series.ledger.of_kind("run") if which.items() <= run.items()]
+        return patience_of([run["scoring"] for run in runs])
 
     def _trained(self, side: Side, flags: Sequence[str], folder: Path) -> Record:
         series = self.series
@@ -778,7 +802,7 @@ def open_holdout(name: str, as_json: bool) -> None:
             if not series.ledger.of_kind("holdout-opened"):
                 series.ledger.add("holdout-opened", trials=[record["number"] for record in kept])
             numbers = series.ledger.of_kind("holdout-opened")[0]["trials"]  # what was kept when it was first opened
-            found = [_held(series, record) for record in kept if record["number"] in numbers]
+            found = _all_scored(series, [record for record in kept if record["number"] in numbers])
             opened = [series.ledger.add("holdout", trials=found)]
         told = {
             "series": name,
@@ -799,14 +823,34 @@ def _tell(told: Record, lines: Sequence[str], as_json: bool) -> None:
 
 
 def _all_held(answers: Sequence[str]) -> str:
-    """Return "held" if all gains were seen on the holdout, "lost" if one is a loss there, else "undecided"."""
-    if set(answers) == {"held"}:
-        return "held"
-    return "lost" if "lost" in answers else "undecided"
+    """Return the worst of the answers, "held" if all gains were seen on the holdout."""
+    return next(answer for answer in ("lost", "failed", "undecided", "held") if answer in answers)
+
+
+def _all_scored(series: Series, kept: Sequence[Record]) -> list[Record]:
+    """Return what the holdout says of each keep, a line of the ledger for each; those that are there stay.
+
+    A fault of the machine decides nothing, and stops no other: a UserError once the others have their lines.
+    """
+    there = {line["trial"]["number"]: line["trial"] for line in series.ledger.of_kind("holdout-trial")}
+    faults = []
+    for record in kept:
+        number = record["number"]
+        if number in there:
+            continue
+        try:
+            found = _held(series, record)
+        except UserError as fault:
+            faults.append(f"trial {number} could not be scored on the holdout, and nothing is decided by that: {fault}")
+        else:
+            there[number] = series.ledger.add("holdout-trial", trial=found)["trial"]
+    if faults:
+        raise UserError(f"{'; '.join(faults)}; mend it and ask again: what has its score keeps it")
+    return [there[record["number"]] for record in kept]
 
 
 def _held(series: Series, record: Record) -> Record:
-    """Return whether a gain held; one that cannot be scored has failed, and leaves the others theirs."""
+    """Return whether a gain held; a candidate whose model cannot be scored has failed."""
     about = {
         "number": record["number"],
         "candidate": record["candidate"]["name"],
@@ -814,11 +858,12 @@ def _held(series: Series, record: Record) -> Record:
     }
     try:
         return about | _on_holdout(series, record)
-    except UserError as error:
+    except (Failure, Refused) as error:
         return about | {"answer": "failed", "reason": str(error)}
 
 
 def _on_holdout(series: Series, record: Record) -> Record:
+    """Return how large a gain is on the holdout; Failure or Refused by fault of the candidate, else a UserError."""
     sides = [
         Side(one["name"], one["commit"], series.code / one["code"], one["flags"])
         for one in (record["incumbent"], record["candidate"])
@@ -827,14 +872,21 @@ def _on_holdout(series: Series, record: Record) -> Record:
     for side in sides:
         check_unchanged(side.code)
     pairs = []
-    for keys in record["confirmed"]:
+    seconds = []  # of the incumbent, which is scored first
+    for number, keys in enumerate(record["confirmed"]):
+        about = {"question": record["name"], "part": "holdout", "number": number}
         for key in keys:
-            if arena.weights_hash(series.folder / "runs" / key) != weights[key]:
-                raise UserError(
-                    f"{series.folder}/runs/{key} has other weights than its run left: nothing can be scored"
-                )
-        scores = [_scored(series, side, key, "holdout") for side, key in zip(sides, keys, strict=True)]
-        pairs.append((scores[0]["bpb"], scores[1]["bpb"]))
+            _check_weights(series.folder / "runs" / key, weights[key])
+        try:
+            one = _scored(series, sides[0], keys[0], "holdout", lambda _: arena.SCORING, **about)
+        except (Failure, Refused) as error:
+            raise UserError(f"the incumbent's model {keys[0]} was not scored: {error}") from None
+        try:
+            seconds.append(one["scoring"])
+            other = _scored(series, sides[1], keys[1], "holdout", lambda _: patience_of(seconds), **about)
+        except Stopped as error:  # as by other work on the machine
+            raise UserError(f"the candidate's model {keys[1]} was not scored: {error}") from None
+        pairs.append((one["bpb"], other["bpb"]))
     gain = decision.gain_of(pairs)
     answer = "undecided"
     if gain.p_better() <= decision.WORSE:
@@ -846,8 +898,19 @@ def _on_holdout(series: Series, record: Record) -> Record:
         "interval": gain.half() if gain.stderr else 0.0,
         "pairs": gain.pairs,
         "p": gain.p_better(),
+        "again": _again_words(series, record["name"], "holdout"),
         "answer": answer,
     }
+
+
+def _check_weights(place: Path, content: str) -> None:
+    """Raise a UserError if a run's folder has not the weights that the run has left."""
+    try:
+        found = arena.weights_hash(place)
+    except Failure:
+        raise UserError(f"{place} has no weights any more, which its run has left") from None
+    if found != content:
+        raise UserError(f"{place} has other weights than its run left: nothing can be scored")
 
 
 def verify_series(name: str, head: str, as_json: bool) -> None:
@@ -902,15 +965,52 @@ def _scored_longer(incumbent: Sequence[Record], candidate: Sequence[Record]) -> 
     return other / one if other > decision.SLOWER[1] * one + MORE_SCORING else 0.0
 
 
-def _scored(series: Series, side: Side, key: str, text: str, **about: object) -> Record:
-    """Return what a run's model scores on a sealed text. about: the run, for the ledger."""
+def patience_of(seconds: Sequence[float]) -> float:
+    """Return the seconds that a candidate's scoring may take, after those of the incumbent.
+
+    What a process sees of the text, it can tell the next one by how long it takes: such words should be few.
+    """
+    times, more = LATE
+    return min(arena.SCORING, times * max(seconds) + more)
+
+
+def _scored(
+    series: Series, side: Side, key: str, text: str, patience: Callable[[bool], float], question: str, **about: object
+) -> Record:
+    """Return what a run's model scores on a sealed text.
+
+    What the machine may have stopped is scored again, once for each side of a question: whoever stops by itself may do
+    so by what it has read. Both tries count. patience: the seconds that it may take, asked before each try, whether it
+    was late before. question: the trial's name. about: the run, for the ledger.
+    """
     unsafe = series.fixed["unsafe"]
     given = side, series.folder / "home", series.folder / "runs" / key, series.documents(text), unsafe
     try:
-        return arena.score(*given)
-    except (Killed, Late) as error:  # once more: the machine may have done it for other work
-        series.ledger.add("crash", key=key, side=side.key, **about, reason=str(error))
-        return arena.score(*given)
+        return arena.score(*given, patience(False))
+    except Stopped as error:
+        if any(line["side"] == side.key for line in _again(series, question, text)):
+            raise type(error)(f"{error}, and another one was scored again before") from None
+        cpu_seconds, late = error.cpu_seconds, isinstance(error, Late)
+        which = {"question": question, "text": text, "key": key, "side": side.key, **about}
+        series.ledger.add("again", **which, reason=str(error), cpu_seconds=cpu_seconds)
+    try:
+        found = arena.score(*given, patience(late))
+    except Stopped as error:
+        raise type(error)(f"{error}, twice") from None
+    return found | {"scoring_cpu_seconds": found["scoring_cpu_seconds"] + cpu_seconds}
+
+
+def _again(series: Series, question: str, text: str) -> list[Record]:
+    """Return the lines of the scorings on a text that a question has tried again."""
+    return [line for line in series.ledger.of_kind("again") if (line["question"], line["text"]) == (question, text)]
+
+
+def _again_words(series: Series, question: str, text: str) -> str:
+    """Return how many scorings a question has tried again, for its answer; "" for none."""
+    count = len(_again(series, question, text))
+    if not count:
+        return ""
+    return "1 scoring was tried again" if count == 1 else f"{count} scorings were tried again"
 
 
 def _over_budget(name: str, times: float) -> Refused:
@@ -994,7 +1094,7 @@ def holdout_lines(told: Record) -> list[str]:
         else:
             lines.append(
                 f"{said}{one['gain']:+.4f} ± {one['interval']:.4f} on the holdout over {one['pairs']} pairs, "
-                f"p = {one['p']:.2g}: {HELD[one['answer']]}"
+                f"p = {one['p']:.2g}: {HELD[one['answer']]}" + (f"; {one['again']}" if one["again"] else "")
             )
             about = {
                 "gain_bpb": f"{one['gain']:.6f}",

@@ -119,6 +119,14 @@ class Refused(UserError):
         self.check = check
 
 
+class Missing(Refused):
+    """An entry needs what is not among its files. The reason has words of its process; kind: of its error, has none."""
+
+    def __init__(self, kind: str, words: str) -> None:
+        super().__init__("bytes", f"it needs what is not among its files ({words})")
+        self.kind = kind
+
+
 class Broken(UserError):
     """An entry does something else than it is asked for: it fails, its process ends, or an answer has another form.
 
@@ -299,8 +307,9 @@ class Scorer:
 
     @staticmethod
     def _error(reason: str) -> UserError:
-        if re.match(r"(ModuleNotFoundError|FileNotFoundError|PermissionError)\b", reason):
-            return Refused("bytes", f"it needs what is not among its files ({reason})")
+        missing = re.match(r"(ModuleNotFoundError|FileNotFoundError|PermissionError)\b", reason)
+        if missing:
+            return Missing(missing[1], reason)
         return Broken(f"{SCORER}: {reason}")
 
 

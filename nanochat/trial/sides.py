@@ -32,8 +32,11 @@ FROZEN = (
 )
 BESIDE = ("pyproject.toml", "requirements.lock")  # files that a run may read
 BUILT = ("rustbpe/",)  # is compiled when the project is installed: another version of it would not run
-MOST_CHANGED = 4 * 2**20  # bytes of files that the working tree changes
-CHANGED = ("-z", "--modified", "--others", "--exclude-standard")
+MOST_CHANGED = 4 * 2**20  # bytes of files that the working tree changes, and characters of the diff
+# Files, for git ls-files.
+KNOWN = ("-z", "--cached")
+NEW = ("-z", "--others", "--exclude-standard")
+CHANGED = ("--modified", *NEW)
 # A diff that no setting of the user's git has changed.
 OWN_DIFF = (
     "--cached",
@@ -43,6 +46,9 @@ OWN_DIFF = (
     "--no-color",
     "--src-prefix=a/",
     "--dst-prefix=b/",
+    "-U3",
+    "--diff-algorithm=myers",
+    "--no-renames",
 )
 # Flags that the trial sets.
 OWN_FLAGS = (
@@ -124,13 +130,19 @@ def working_tree(root: Path, folders: Path) -> tuple[Path, str]:
         if own.exists():
             shutil.copy2(own, index)  # with its time: git reads files again that changed in the same second
         variables = {"GIT_INDEX_FILE": str(index)}
-        known = git(root, "ls-files", "-z", "--", *CODE, *BESIDE, variables=variables).split("\0")
-        tops = {name.partition("/")[0] for name in known}
-        names = [name for name in (*CODE, *BESIDE) if name in tops or (root / name).exists()]
-        _check_size(root, git(root, "ls-files", *CHANGED, "--", *names, variables=variables).split("\0"))
-        git(root, "add", "--all", "--", *names, variables=variables)
+        _check_size(root, git(root, "ls-files", *CHANGED, "--", *CODE, *BESIDE, variables=variables).split("\0"))
+        for option, which in (("--update", KNOWN), ("--all", NEW)):
+            files = git(root, "ls-files", *which, "--", *CODE, *BESIDE, variables=variables).split("\0")
+            names = sorted({name.partition("/")[0] for name in files if name})
+            if names:  # git add fails where there is no such file, or none that git does not ignore
+                git(root, "add", option, "--", *names, variables=variables)
         tree = git(root, "write-tree", variables=variables).strip()
         diff = git(root, "diff", *OWN_DIFF, "HEAD", "--", *CODE, *BESIDE, variables=variables)
+        if len(diff) > MOST_CHANGED:  # as with files that were staged before
+            raise UserError(
+                f"the diff of the working tree to HEAD has {len(diff):,} characters, and a trial takes"
+                f" {MOST_CHANGED:,}: move large files elsewhere, or commit them"
+            )
         return committed(root, tree, folders), diff
 
 

@@ -33,6 +33,7 @@ def ledger(tmp_path: Path) -> Ledger:
     for number in range(3):
         ledger.add("run", seconds=50.0 + number, scoring=10.0)
     ledger.add("crash", reason="its run failed")
+    ledger.add("again", reason="its model was not scored")  # no failed run
     figures = {"gain": 0.0123, "interval": 0.002, "p": 0.0001, "level": share(1)}
     for name, diff in (("the working tree", DIFF), ("--warmup-steps=9", ""), ("89abcdef", "")):
         ledger.add("asked", name=name, diff=diff, **sides(name))

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from contain import NEEDS_SANDBOX
 from copies import ROOT, listed
+from foreign_entries import HONEST
 
 from nanochat import cores
 from nanochat.data import corpus
@@ -27,8 +28,8 @@ from nanochat.errors import UserError
 from nanochat.evals import sandbox
 from nanochat.log import Record
 from nanochat.paths import hold_folder, read_sha256, write_json
-from nanochat.trial import arena, referee
-from nanochat.trial.arena import Failure, Killed, Late
+from nanochat.trial import arena, decision, referee
+from nanochat.trial.arena import Failure, Killed, Late, Stopped
 from nanochat.trial.decision import Plan
 from nanochat.trial.judging import Judgement
 from nanochat.trial.ledger import Ledger
@@ -509,24 +510,90 @@ def test_a_run_that_the_machine_kills_is_tried_once_more(
     assert len(fake.series.ledger.of_kind("crash")) == len(killed)
 
 
-@pytest.mark.parametrize(("error", "times", "answer"), [(Killed, 1, "keep"), (Late, 1, "keep"), (Late, 2, "discard")])
-def test_a_score_that_the_machine_stops_is_tried_once_more(
-    error: type[Failure], times: int, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "calls", "reason"),
+    [
+        (Killed, [1], ""),
+        (Late, [1], ""),
+        (Late, [1, 2], "its model was not scored, twice"),
+        (Killed, [1, 3], "its model was not scored, and another one was scored again before"),
+    ],
+)
+def test_of_a_question_one_score_that_the_machine_stops_is_tried_once_more(
+    error: type[Stopped], calls: list[int], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run is not trained again."""
+    """The run is not trained again. calls: of the candidate's scorings, those that are stopped."""
     fake = Fake(tmp_path, monkeypatch, Plan(2, 0, 0, 0.001))
-    own, stopped = fake.score, []
+    own, called = fake.score, []
 
     def score(side: Side, *given: Any) -> Record:
-        if side.name == "candidate" and len(stopped) < times:
-            stopped.append(side)
-            raise error("its model was not scored, twice")
+        if side.name == "candidate":
+            called.append(side)
+            if len(called) in calls:
+                raise error("its model was not scored", 7.0)
         return own(side, *given)
 
     monkeypatch.setattr(arena, "score", score)
     found = fake.record()
-    assert (found["answer"], len(fake.series.ledger.of_kind("crash"))) == (answer, times)
+    assert found["answer"] == ("discard" if reason else "keep")
     assert len({*fake.trained}) == len(fake.trained)
+    [again] = fake.series.ledger.of_kind("again")
+    assert (again["reason"], again["cpu_seconds"], again["number"]) == ("its model was not scored", 7.0, 0)
+    assert [crash["reason"] for crash in fake.series.ledger.of_kind("crash")] == ([reason] if reason else [])
+    if reason:
+        assert found["reason"] == reason
+    else:
+        assert found["note"] == "1 scoring was tried again"
+        runs = [run for run in fake.series.ledger.of_kind("run") if run["side"] == again["side"]]
+        assert [run["scoring_cpu_seconds"] for run in runs] == [8.0, 1.0]  # both tries count
+
+
+@pytest.mark.parametrize(
+    ("plan", "part", "before"), [(Plan(1, 0, 0, 0.001), "again", 0), (Plan(1, 6, 0, 0.001), "confirm", 2)]
+)
+def test_a_late_score_is_tried_again_beside_the_incumbents(
+    plan: Plan, part: str, before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seconds that a candidate has are those of the incumbent, in the hour of the second try.
+
+    before: scorings of the candidate that are in time. The last one is the first of its pair, without the incumbent.
+    """
+    fake = Fake(tmp_path, monkeypatch, plan)
+    own, given = fake.score, []
+
+    def score(side: Side, *rest: Any) -> Record:
+        if side.name == "incumbent":
+            assert rest[-1] == arena.SCORING
+            return own(side, *rest) | {"scoring": 1.0 if len(given) <= before else 100.0}
+        given.append(rest[-1])
+        if len(given) == before + 1:
+            raise Late("its model was not scored within 123 seconds")
+        return own(side, *rest)
+
+    monkeypatch.setattr(arena, "score", score)
+    assert fake.record()["note"] == "1 scoring was tried again"
+    assert given[: before + 2] == [123.0] * (before + 1) + [420.0]
+    runs = fake.series.ledger.of_kind("run")
+    assert fake.parts()[3 : 3 + before + 3].count(part) >= 1
+    assert all(run["scoring"] == 1.0 for run in runs[:3])
+
+
+def test_a_score_that_is_stopped_on_the_holdout_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Fake(tmp_path, monkeypatch, Plan(2, 6, 0, 0.001))
+    record = fake.record()
+    own, called = fake.score, []
+
+    def score(*given: Any) -> Record:
+        called.append(given)
+        if len(called) == 1:
+            raise Killed("the scoring of its model was killed", 7.0)
+        return own(*given)
+
+    monkeypatch.setattr(arena, "score", score)
+    found = referee._held(fake.series, record)
+    assert found["again"] == "1 scoring was tried again"
+    lines = referee.holdout_lines({"trials": [found], "later": 0, "hash": "h", "answer": "held"})
+    assert lines[0].endswith("; 1 scoring was tried again")
 
 
 def test_an_order_of_the_text_that_does_not_follow_the_seed_is_refused(
@@ -655,9 +722,14 @@ def test_an_answer_names_its_part_and_level(tmp_path: Path, monkeypatch: pytest.
         assert {f"METRIC part={part}", f"METRIC level={level:.6g}"} <= {*lines}
 
 
+@pytest.mark.parametrize(
+    ("most", "words"), [(256, "256 pairs would not show 0.0001"), (2, "2 pairs have not shown 0.0001")]
+)
 def test_no_command_is_advised_that_would_show_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    most: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """most: pairs that an answer advises."""
+    monkeypatch.setattr(decision, "MOST_PAIRS", most)
     fake = Fake(tmp_path, monkeypatch, Plan(2, 0, 0, 1e-6))
     own = fake.score
 
@@ -669,7 +741,7 @@ def test_no_command_is_advised_that_would_show_nothing(
     found = fake.record()
     assert found["answer"] == "undecided"
     assert "--pairs" not in found["reason"]
-    assert found["reason"].endswith("more than 256 pairs would be needed to show 0.0001: this scale cannot show it")
+    assert found["reason"] == words
     # What the question can show is said before its pairs are trained.
     said = capsys.readouterr().out
     assert said.index(f"this question shows gains of {found['smallest']:.4f}") < said.index("screen 1: candidate")
@@ -698,12 +770,14 @@ def test_what_a_series_keeps_to_is_in_its_ledger(name: str, tmp_path: Path) -> N
         series.check()
 
 
-def test_a_ledger_of_before_names_no_secret_and_takes_no_question(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["root", "secret_sha256"])
+def test_a_ledger_whose_first_line_lacks_what_was_fixed_takes_no_question(name: str, tmp_path: Path) -> None:
+    """It was edited, or another copy of the code has begun it."""
     series = opened(tmp_path)
-    series.ledger.add("series", **dict.fromkeys(FIXED, ""), files={})
-    with pytest.raises(
-        UserError, match=r"was begun before ledgers named .* the secret of .*: begin another series with"
-    ):
+    first = pinned(series.fixed)
+    del first[name]
+    series.ledger.add("series", **first, files={})
+    with pytest.raises(UserError, match=f"has no {name} in its first line, .*: begin another series with"):
         series.check()
 
 
@@ -820,6 +894,34 @@ def test_before_a_slow_score_is_refused_the_incumbent_is_scored_again(
     assert fake.parts().count("again") == asked  # once there are two pairs
 
 
+@pytest.mark.parametrize(
+    ("plan", "slow", "refused"),
+    [(Plan(1, 6, 0, 0.001), 1, 0), (Plan(1, 6, 0, 0.001), 9, 2), (Plan(1, 0, 0, 0.001), 9, 1)],
+)
+def test_a_single_pair_refuses_nobody_by_scoring_before_the_confirmation(
+    plan: Plan, slow: int, refused: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """slow: the candidate's first scores. refused: pairs of the last part when it is; 0: it is kept."""
+    fake = Fake(tmp_path, monkeypatch, plan)
+    fake.question = dataclasses.replace(fake.question, metrics=["scoring_cpu_seconds"])
+    own, late = fake.score, []
+
+    def score(side: Side, *given: Any) -> Record:
+        if side.name == "candidate" and len(late) < slow:
+            late.append(side)
+            return own(side, *given) | {"scoring_cpu_seconds": 900.0}
+        return own(side, *given)
+
+    monkeypatch.setattr(arena, "score", score)
+    found = fake.record()
+    if not refused:
+        assert found["answer"] == "keep"
+        assert found["metrics"]["scoring_cpu_seconds"]["candidate"] == 1.0  # of the confirmation
+        return
+    assert found["refused"] == "budget"
+    assert fake.parts().count("confirm") == (2 * refused if plan.confirming else 0)
+
+
 @pytest.mark.parametrize("slow", [1, 12])
 @pytest.mark.parametrize("part", ["confirm", "depth"])
 def test_one_slow_minute_refuses_nobody(part: str, slow: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -864,7 +966,7 @@ def test_the_holdout_says_whether_a_gain_held_in_the_form_of_an_answer(
     monkeypatch.setattr(referee, "open_series", lambda _: fake.series)
     capsys.readouterr()  # of how far it was
     scores = iter([score for number in range(6) for score in (2.5 + 0.001 * number, 2.0)])
-    monkeypatch.setattr(arena, "score", lambda *_: {"bpb": next(scores)})
+    monkeypatch.setattr(arena, "score", lambda *_: {"bpb": next(scores), "scoring": 1.0})
     open_holdout("default", False)
     lines = capsys.readouterr().out.splitlines()
     assert all(re.fullmatch(r"METRIC [a-z0-9_]+=\S+", line) for line in lines[1:])
@@ -878,26 +980,101 @@ def test_the_holdout_says_whether_a_gain_held_in_the_form_of_an_answer(
     assert (told["answer"], told["trials"][0]["answer"], told["hash"]) == ("held", "held", metrics["ledger"])
 
 
-def test_a_keep_that_cannot_be_scored_closes_the_holdout_for_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def two_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """A series that has kept two trials, of which the first one's runs come first when they are scored."""
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
     fake = Fake(tmp_path / "trial/default", monkeypatch, Plan(2, 6, 0, 0.001))
     kept = fake.record()
     other = {name: value for name, value in kept.items() if name not in ("kind", "previous", "hash")}
-    other["confirmed"] = [["no", "runs"]]
-    fake.series.ledger.add("run", key="no", weights="some")
+    other["confirmed"] = [["one", "two"] for _ in range(6)]
+    for key in ("one", "two"):
+        fake.series.ledger.add("run", key=key, weights=key)
     fake.series.ledger.add("trial", **other | {"name": "other", "number": 2})
     monkeypatch.setattr(referee, "open_series", lambda _: fake.series)
+    return fake
+
+
+@pytest.mark.parametrize(
+    "error", [Refused("normalised", "a token of the text has no probability"), Failure("its model could not be scored")]
+)
+def test_a_keep_that_cannot_be_scored_closes_the_holdout_for_no_other(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = two_kept(tmp_path, monkeypatch)
     capsys.readouterr()
     scores = iter([score for number in range(6) for score in (2.5 + 0.001 * number, 2.0)])
-    monkeypatch.setattr(arena, "score", lambda *_: {"bpb": next(scores)})
+
+    def score(side: Side, home: Path, place: Path, *_: object) -> Record:
+        if place.name == "two":
+            raise error
+        return {"scoring": 1.0, "bpb": 2.5 if place.name == "one" else next(scores)}
+
+    monkeypatch.setattr(arena, "score", score)
     open_holdout("default", False)
     lines = capsys.readouterr().out.splitlines()
     metrics = Asked(0, lines, "").metrics
-    assert (metrics["trial_1_answer"], metrics["trial_2_answer"], metrics["answer"]) == ("held", "failed", "undecided")
-    assert ", and it cannot be scored on the holdout: " in lines[1]
+    assert (metrics["trial_1_answer"], metrics["trial_2_answer"], metrics["answer"]) == ("held", "failed", "failed")
+    assert f", and it cannot be scored on the holdout: {error}" in lines[1]
     assert [one["answer"] for one in fake.series.ledger.of_kind("holdout")[0]["trials"]] == ["held", "failed"]
+
+
+@pytest.mark.parametrize("fault", ["killed", "late", "incumbent", "weights", "code"])
+def test_a_fault_of_the_machine_decides_nothing_on_the_holdout(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other trials are scored all the same, and only what is left when it is asked again."""
+    fake = two_kept(tmp_path, monkeypatch)
+    scored = []
+    mended = False
+    own = fake.weights_hash
+
+    def score(side: Side, home: Path, place: Path, *_: object) -> Record:
+        scored.append((side.name, place.name in ("one", "two")))
+        if place.name not in ("one", "two") and not mended:
+            if fault in ("killed", "late") and side.name == "candidate":
+                raise (Killed if fault == "killed" else Late)("its model was not scored")
+            if fault == "incumbent" and side.name == "incumbent":
+                raise Failure("its model could not be scored")
+        return {"scoring": 1.0, "bpb": (2.5 if side.name == "incumbent" else 2.0) + 0.001 * len(scored)}
+
+    def weights_hash(folder: Path) -> str:
+        if fault == "weights" and folder.name not in ("one", "two") and not mended:
+            raise Failure("its run left no model")
+        return own(folder)
+
+    def check(home: Path) -> None:
+        if fault == "code" and not scored and not mended:
+            scored.append(("code", False))
+            raise UserError(f"{home} was changed after it was copied")
+
+    monkeypatch.setattr(arena, "score", score)
+    monkeypatch.setattr(arena, "weights_hash", weights_hash)
+    monkeypatch.setattr(referee, "check_unchanged", check)
+    with pytest.raises(UserError, match=r"^trial 1 could not be scored .* nothing is decided by that: .*; mend it and"):
+        open_holdout("default", False)
+    assert not fake.series.ledger.of_kind("holdout")
+    assert [line["trial"]["number"] for line in fake.series.ledger.of_kind("holdout-trial")] == [2]
+    mended = True
+    scored.clear()
+    capsys.readouterr()
+    open_holdout("default", False)
+    metrics = Asked(0, capsys.readouterr().out.splitlines(), "").metrics
+    assert (metrics["trial_1_answer"], metrics["trial_2_answer"], metrics["answer"]) == ("held", "held", "held")
+    assert scored == [("incumbent", False), ("candidate", False)] * 6
+    assert len(fake.series.ledger.of_kind("holdout-opened")) == 1
+
+
+@pytest.mark.parametrize(
+    ("answers", "together"),
+    [
+        (["held", "held"], "held"),
+        (["held", "undecided"], "undecided"),
+        (["undecided", "failed", "held"], "failed"),
+        (["failed", "lost", "undecided", "held"], "lost"),
+    ],
+)
+def test_the_worst_answer_of_the_holdout_is_that_of_all(answers: list[str], together: str) -> None:
+    assert referee._all_held(answers) == together
 
 
 @pytest.mark.parametrize(("gains", "answer"), [([0.001, -0.001], "undecided"), ([-0.5, -0.5], "lost")])
@@ -909,7 +1086,7 @@ def test_a_gain_that_the_holdout_does_not_show_is_said(
     scores = iter(
         [score for number, gain in enumerate(3 * gains) for score in (2 + number / 1000, 2 + number / 1000 - gain)]
     )
-    monkeypatch.setattr(arena, "score", lambda *_: {"bpb": next(scores)})
+    monkeypatch.setattr(arena, "score", lambda *_: {"bpb": next(scores), "scoring": 1.0})
     assert referee._on_holdout(fake.series, record)["answer"] == answer
 
 
@@ -946,12 +1123,69 @@ def test_the_reason_why_a_model_cannot_be_scored_is_where_the_answer_says(
     assert Path(str(raised.value).rpartition(" in ")[2]).read_text(encoding="utf-8") == "its words"
 
 
+def scored(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float = 300.0) -> Record:
+    """Score a sealed sentence by a program in place of a model."""
+    monkeypatch.setattr(arena, "MODEL", program)
+    place = tmp_path / "runs/key"
+    place.mkdir(parents=True)
+    for folder in [tmp_path, *tmp_path.parents][:4]:  # the sandbox's user reads what lies below
+        folder.chmod(folder.stat().st_mode | 0o055)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "home/tok_train/default").mkdir(parents=True)
+    side = Side("a", "HEAD", tmp_path / "code")
+    return arena.score(side, tmp_path / "home", place, ["a sealed sentence"], False, seconds)
+
+
+@pytest.mark.parametrize(
+    ("old", "when"),
+    [
+        ("return [MARK, *text]", "True"),  # the process that has the text
+        ("rows = [self", "first < len(ids)"),  # that which scores
+        ("rows = [self", "first == len(ids)"),  # that which is asked without what follows
+        ("return Entry()", "True"),  # before any question
+    ],
+)
+def test_a_scoring_that_sleeps_is_late(old: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It uses no processor time, and what it has read decides how long it takes."""
+    indent = 4 if "Entry" in old else 8
+    sleeping = HONEST.replace(old, f"import time; time.sleep(12 if {when} else 0)\n{' ' * indent}{old}")
+    with pytest.raises(Late, match=r"^its model was not scored within 9 seconds$"):
+        scored(sleeping, tmp_path, monkeypatch, 9.0)
+
+
+@pytest.mark.parametrize("kind", ["FileNotFoundError", "ModuleNotFoundError", "PermissionError", "ValueError"])
+def test_what_a_scorer_says_of_the_text_is_in_no_answer(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process raises with the text that it is given."""
+    with pytest.raises(UserError) as raised:
+        scored(HONEST.replace("return [MARK, *text]", f"raise {kind}(text.decode())"), tmp_path, monkeypatch)
+    said = str(raised.value)
+    assert "sealed" not in said
+    if kind != "ValueError":
+        assert said.startswith(f"refused, bytes: it needs what is not among its files ({kind}): the reason is in ")
+    assert "a sealed sentence" in Path(said.rpartition(" in ")[2]).read_text(encoding="utf-8")
+
+
+def test_a_scoring_that_ends_with_another_status_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leaving = "import atexit, os\n\natexit.register(os._exit, 3)\n"
+    with pytest.raises(Late, match=r"^its process did not end, or not without an error, when its model was scored$"):
+        scored(leaving + HONEST, tmp_path, monkeypatch)
+
+
+def test_a_scoring_that_kills_itself_has_used_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = "import os, time\n        while time.process_time() < 3: pass\n        os.kill(os.getpid(), 9)"
+    with pytest.raises(Killed, match=r"^the scoring of its model was killed, as by a machine") as raised:
+        scored(HONEST.replace("return [MARK, *text]", busy), tmp_path, monkeypatch)
+    assert raised.value.cpu_seconds >= 3
+
+
 @pytest.mark.parametrize(
     ("stop", "error", "sentence"),
     [
-        (Broken("its process has ended", killed=True), Killed, "the scoring of its model was killed, twice"),
-        (Refused("time", "it takes longer than 120 s"), Late, "was not scored, twice: refused, time: it takes longer"),
-        (Judgement(bytes=1, ended=False), Late, "its process did not end when its model was scored"),
+        (Broken("its process has ended", killed=True), Killed, "the scoring of its model was killed, as by a machine"),
+        (Refused("time", "it takes longer than 120 s"), Late, "its model was not scored within 1800 seconds$"),
+        (Judgement(bytes=1, ended=False), Late, "its process did not end, or not without an error, when"),
     ],
 )
 def test_what_the_machine_may_have_stopped_is_told_from_other_failures(

@@ -107,6 +107,15 @@ def test_too_much_changed_code_is_one_sentence(root: Path, tmp_path: Path) -> No
         changed(root, tmp_path)
 
 
+def test_a_large_file_that_was_staged_is_too_much_too(root: Path, tmp_path: Path) -> None:
+    (root / "nanochat/dump.bin").write_bytes(os.urandom(sides.MOST_CHANGED + 1))
+    git(root, "add", "nanochat/dump.bin")
+    with pytest.raises(
+        UserError, match=r"^the diff of the working tree to HEAD has .* and a trial takes 4,194,304: move"
+    ):
+        changed(root, tmp_path)
+
+
 def test_all_that_git_complains_about_is_said(root: Path, tmp_path: Path) -> None:
     git(root, "init", "-q", "nanochat/nested")
     with pytest.raises(UserError, match=r"git add in .*: 'nanochat/nested/' does not have a commit .*; adding files"):
@@ -123,11 +132,33 @@ def test_a_folder_of_code_may_be_missing_or_gone(root: Path, tmp_path: Path) -> 
     assert "deleted file" in changed(root, tmp_path).diff
 
 
+def test_a_folder_that_git_ignores_is_left_out(root: Path, tmp_path: Path) -> None:
+    """A fork may have a folder of results, or a file of its own, under such a name. What git knows is taken."""
+    (root / ".gitignore").write_text("tracks/\nrequirements.lock\nscripts/\n")
+    (root / "tracks").mkdir()
+    (root / "tracks/run.csv").write_text("1\n")
+    (root / "requirements.lock").write_text("torch\n")
+    (root / "scripts/base_train.py").write_text("# another trainer\n")
+    found = changed(root, tmp_path)
+    assert not (found.code / "tracks").exists()
+    assert "+# another trainer" in found.diff
+    assert "run.csv" not in found.diff
+
+
 def test_a_diff_is_the_same_whatever_the_user_has_set(root: Path, tmp_path: Path) -> None:
-    (root / "nanochat/gpt.py").write_text("# another model\n")
+    lines = [f"{number}\n" for number in range(30)]
+    (root / "nanochat/gpt.py").write_text("".join([*lines, *(f"{letter}\n" for letter in "acababbubcbaaba")]))
+    (root / "nanochat/loss.py").write_text("".join(lines) + "# one\n")
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "longer files")
+    # Lines of which the algorithms keep others, and a file that is renamed.
+    (root / "nanochat/gpt.py").write_text("".join([*lines, *(f"{letter}\n" for letter in "ababbcbauacabba")]))
+    (root / "nanochat/loss.py").rename(root / "nanochat/losses.py")
     plain = changed(root, tmp_path).diff
+    assert "rename from" not in plain
     assert plain.startswith("diff --git a/nanochat/gpt.py b/nanochat/gpt.py\n")
     settings = {"color.ui": "always", "diff.noprefix": "true", "diff.mnemonicPrefix": "true", "diff.external": "false"}
+    settings |= {"diff.context": "0", "diff.algorithm": "patience", "diff.renames": "copies"}
     for name, value in settings.items():
         git(root, "config", name, value)
     assert changed(root, tmp_path).diff == plain

@@ -82,13 +82,17 @@ def write_rows(path: Path) -> None:
     print0(f"{path}: {len(lines) - 1} conversations")
 
 
+def tag_of(config: Config) -> str:
+    return config.tag or ("teacher" if config.teacher else "rules")
+
+
 def main(config: Config) -> None:
     if config.draw:
         write_rows(Path(config.draw))
         return
     from tracks.chatdata.labelled import labelled_rows
 
-    outcome = Outcome.begin("agreement", config.tag or ("teacher" if config.teacher else "rules"), config)
+    outcome = Outcome.begin("agreement", tag_of(config), config)
     rows = labelled_rows()
     if config.teacher:
         numbered = [row | {"number": number} for number, row in enumerate(rows)]

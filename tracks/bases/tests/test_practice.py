@@ -1,5 +1,6 @@
 """A whole practice on a tiny model: its stages run, each is scored, the card has what was gained, and it resumes."""
 
+import shlex
 from pathlib import Path
 
 import bundles
@@ -9,11 +10,19 @@ import pytest
 from fake_hub import write_hub
 from forks import Forked, run_module
 
+from bench.evidence import CARDS
+from nanochat.config import parse
 from nanochat.paths import read_json, read_jsonl, saved_steps
+from tracks.bases.practice import Config
 from tracks.bases.tests.public_models import save_folder
 
 TASK = "Alpaca-Part-Constrained"  # a random model follows some constraints by chance, so there are pairs
 FEW = ("--sft-steps=2", "--rl-steps=1", "--sampling-steps=12", "--dpo-epochs=1", "--problems=4", f"--task={TASK}")
+
+
+def test_the_tag_of_the_card_is_that_of_the_series() -> None:
+    [card] = [card for card in CARDS if card.name == "bases"]
+    assert card.tag == parse(Config, shlex.split(card.commands[-1])[3:]).tag
 
 
 @pytest.mark.timeout(900)

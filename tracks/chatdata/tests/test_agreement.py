@@ -1,10 +1,13 @@
 """Agreement with the labels: kappa against values worked out by hand, and the tables of real rows."""
 
 import math
+import shlex
 from pathlib import Path
 
 import pytest
 
+from bench.evidence import CARDS
+from nanochat.config import parse
 from nanochat.log import markdown_table
 from nanochat.outcome import Outcome
 from tracks.chatdata import agreement, labelled
@@ -40,6 +43,11 @@ def test_tables_count_each_half() -> None:
     assert confused["rows"][0] == ["daily", 2, 0, 0, 0, 0, 1]
     assert confused["rows"][3][:2] == ["medical", 2]
     assert "none" in markdown_table(confused)
+
+
+def test_the_tag_of_the_card_is_that_of_the_comparison() -> None:
+    [card] = [card for card in CARDS if card.name == "chatdata"]
+    assert card.tag == agreement.tag_of(parse(agreement.Config, shlex.split(card.commands[-1])[3:]))
 
 
 def test_the_rules_agree_with_the_labels_of_the_mirror(here, mirror, base: Path) -> None:

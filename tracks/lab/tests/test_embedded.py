@@ -1,10 +1,12 @@
 """The spec of the embedded lab is one that the lab accepts, with and without broken runs."""
 
+import shlex
 from pathlib import Path
 
 import pytest
 from outcomes import leave
 
+from bench.evidence import CARDS
 from nanochat.config import parse
 from nanochat.paths import write_text
 from scripts import base_train
@@ -35,6 +37,11 @@ def test_further_trainings_are_replicas(tmp_path) -> None:
     spec = read_spec(path)
     assert [sentence for sentence in mistakes(spec) if "has no checkpoint" not in sentence] == []
     assert (spec.replicas, spec.samples, len(spec.runs)) == (replicas, 3, 2 * 3 * len(mixes))
+
+
+def test_the_tag_of_the_card_is_that_of_the_lab() -> None:
+    [card] = [card for card in CARDS if card.name == "lab"]
+    assert card.tag == parse(Config, shlex.split(card.commands[-1])[3:]).tag
 
 
 def names(config: Config) -> list[str]:
