@@ -77,13 +77,17 @@ class Checkpoint:
             return states
 
 
-def load(folder: Path, step: int) -> Checkpoint:
-    """Return a step's checkpoint after reading every file and comparing the hash; a UserError names the damage."""
+def load(folder: Path, step: int, optimizer: bool = True) -> Checkpoint:
+    """Return a step's checkpoint after reading every file and comparing the hash; a UserError names the damage.
+
+    optimizer: False for a model that is only read; the files of the optimizer may be gone then.
+    """
     found = load_manifest(folder, step)
     try:
         with ThreadPoolExecutor(8) as pool:  # hashing lets other threads run
             files = found.manifest["files"]
-            hashes = {name: pool.submit(read_sha256, found.path / name) for name in files}
+            unread = set() if optimizer else set(found.manifest["optimizer"].values())
+            hashes = {name: pool.submit(read_sha256, found.path / name) for name in files if name not in unread}
         damaged = [name for name, sha256 in hashes.items() if sha256.result() != files[name]["sha256"]]
     except (ValueError, KeyError, OSError, RecursionError) as error:
         raise UserError(f"{found.path} cannot be read ({error})") from error
@@ -108,7 +112,7 @@ def load_manifest(folder: Path, step: int) -> Checkpoint:
 def newest(folder: Path, read: Callable[[Path, int], Checkpoint] = load) -> Checkpoint | None:
     """Return a run's last intact checkpoint; print the reason for each step that is skipped.
 
-    read: `load`, or load_manifest for a plan.
+    read: `load`, with or without the optimizer, or load_manifest for a plan.
     """
     for step in reversed(saved_steps(folder)):
         try:

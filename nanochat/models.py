@@ -346,19 +346,26 @@ def load_model(stage: str, tag: str, step: int, runtime: Runtime, exits: int = 0
     return Trained(model.eval().requires_grad_(False), tokenizer_of(checkpoint), checkpoint)
 
 
-def find_model(stage: str, tag: str, step: int, runtime: Runtime) -> Checkpoint:
-    """Return a trained model's checkpoint, the same on all ranks; step -1: the newest that is intact."""
-    found = runtime.broadcast(lambda: verified(stage, tag, step))  # one rank reads all files
+def find_model(stage: str, tag: str, step: int, runtime: Runtime, optimizer: bool = False) -> Checkpoint:
+    """Return a trained model's checkpoint, the same on all ranks; step -1: the newest that is intact.
+
+    optimizer: True if its states are needed too.
+    """
+    found = runtime.broadcast(lambda: verified(stage, tag, step, optimizer))  # one rank reads all files
     print0(f"model: {stage} {tag}, step {found.step:,}")
     return found
 
 
-def verified(stage: str, tag: str, step: int = -1) -> Checkpoint:
-    """Return a trained model's checkpoint after reading all of its files; step -1: the newest that is intact."""
+def verified(stage: str, tag: str, step: int = -1, optimizer: bool = False) -> Checkpoint:
+    """Return a trained model's checkpoint after reading its files, those of the optimizer if they are needed.
+
+    step -1: the newest that is intact.
+    """
     folder = stage_dir(stage, tag)
     if step >= 0 and step not in saved_steps(folder):
         raise UserError(f"{folder} has no checkpoint of step {step}, only {saved_steps(folder)}")
-    return _there(stage, folder, newest(folder) if step < 0 else load(folder, step))
+    read = partial(load, optimizer=optimizer)
+    return _there(stage, folder, newest(folder, read) if step < 0 else read(folder, step))
 
 
 def described(stage: str, tag: str) -> Checkpoint:

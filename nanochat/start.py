@@ -212,7 +212,7 @@ def start_from_parent(
     else:
         stage = MODELS[config.source]
         tag = config.model_tag or config.tag
-        origin = find_model(stage, tag, -1, runtime)
+        origin = find_model(stage, tag, -1, runtime, optimizer=config.warm_start)
         parent = Parent(stage, tag, origin.step)
     manifest = origin.manifest
     if rows:

@@ -138,6 +138,13 @@ def test_damage_is_found_and_named_and_the_step_before_is_taken(file, tmp_path, 
     assert newest(tmp_path).step == 100
     with pytest.raises(ValueError, match=re.escape(f"{path.parent} cannot be read")):
         load(tmp_path, 200)
+    # A model that is only read does without the optimizer.
+    if file.startswith("optimizer"):
+        found = load(tmp_path, 200, optimizer=False)
+        assert found.model_tensors().keys() == checkpoint.model_tensors().keys()
+    else:
+        with pytest.raises(ValueError, match=re.escape(f"{path.parent} cannot be read")):
+            load(tmp_path, 200, optimizer=False)
 
 
 @pytest.mark.gpu
