@@ -365,7 +365,10 @@ def verified(stage: str, tag: str, step: int = -1, optimizer: bool = False) -> C
     if step >= 0 and step not in saved_steps(folder):
         raise UserError(f"{folder} has no checkpoint of step {step}, only {saved_steps(folder)}")
     read = partial(load, optimizer=optimizer)
-    return _there(stage, folder, newest(folder, read) if step < 0 else read(folder, step))
+    found = newest(folder, read) if step < 0 else read(folder, step)
+    if found is None and optimizer and newest(folder, partial(load, optimizer=False)):
+        raise UserError(f"{folder} has no intact optimizer state to start with: give --no-warm-start")
+    return _there(stage, folder, found)
 
 
 def described(stage: str, tag: str) -> Checkpoint:

@@ -16,6 +16,7 @@ from conftest import ROOT
 from torch.testing import assert_close
 
 from nanochat.checkpoint import Saver, _Copies, load, newest
+from nanochat.models import verified
 from nanochat.paths import read_json, read_sha256, saved_steps
 
 
@@ -145,6 +146,19 @@ def test_damage_is_found_and_named_and_the_step_before_is_taken(file, tmp_path, 
     else:
         with pytest.raises(ValueError, match=re.escape(f"{path.parent} cannot be read")):
             load(tmp_path, 200, optimizer=False)
+
+
+def test_a_model_without_its_optimizers_files_is_read_and_starts_no_warm_run(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    [path] = saved(tmp_path / "base_train/d1", 100).glob("step_*")
+    assert verified("base_train", "d1", optimizer=True).step == 100
+    for file in path.glob("optimizer-*"):
+        file.unlink()
+    assert verified("base_train", "d1").step == verified("base_train", "d1", 100).step == 100
+    with pytest.raises(ValueError, match=r"d1 has no intact optimizer state to start with: give --no-warm-start$"):
+        verified("base_train", "d1", optimizer=True)
+    with pytest.raises(ValueError, match=r"there is no model in .*d2: python -m scripts\.base_train makes one$"):
+        verified("base_train", "d2", optimizer=True)
 
 
 @pytest.mark.gpu

@@ -184,11 +184,12 @@ def main(config: Config) -> None:
         before = text_bpb(model, text, model.config.max_seq_len, ROWS, runtime).value
 
     parameters = sum(value.numel() for value in model.parameters())
+    shards = checkpoint.manifest["num_shards"]
     outcome.metrics = {
         "Scale": config.scale,
         "Data": trained["data"],
-        # Of a mix, a number for each part, that of the default: the text of validation is the same.
-        "Shards": shards if isinstance(shards := checkpoint.manifest["num_shards"], int) else 0,
+        # A mix has a number for each part: 0, the default, has the same text for validation.
+        "Shards": shards if isinstance(shards, int) else 0,
         "Steps": loop["step"],
         "Tokens": loop["tokens"],
         "Tokenizer": tokenizer.content_hash[:12],

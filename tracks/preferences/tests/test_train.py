@@ -32,7 +32,7 @@ def runs(tmp_path_factory) -> FromParent:
 
 
 @pytest.fixture(scope="module")
-def whole(runs):
+def whole(runs) -> str:
     return runs.run("whole")
 
 

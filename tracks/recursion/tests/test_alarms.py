@@ -5,7 +5,7 @@ import pytest
 from tracks.recursion.alarms import find_alarms
 
 
-def validation(*bpb):
+def validation(*bpb: float) -> dict[str, float]:
     return {"step": 1, "val/bpb": bpb[-1]} | {f"val/bpb at exit {i}": one for i, one in enumerate(bpb)}
 
 

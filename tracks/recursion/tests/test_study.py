@@ -1,13 +1,16 @@
 """The verdict on recursion, on made figures; and a model whose first exit is merely bad, which must not look good."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from base_runs import Base
 from outcomes import ENVIRONMENT, RECORD
+from torch import Tensor
 
 from nanochat.checkpoint import Checkpoint
+from nanochat.decoder import Cache
 from nanochat.errors import UserError
 from nanochat.log import MetricLog
 from nanochat.outcome import Outcome
@@ -112,7 +115,7 @@ def test_an_arm_that_clips_or_warms_up_in_another_way_is_refused(name: str) -> N
 class PoorFirstExit(RecursiveGPT):
     """A plain model with one more exit: the same state, with the channels in reverse order, which no loss trains."""
 
-    def exits(self, ids, cache=None):
+    def exits(self, ids: Tensor, cache: Cache | None = None) -> Iterator[Tensor]:
         context = self.context(ids, cache)
         last = self.sweep(context.x0, context)
         yield last.flip(-1)
@@ -120,7 +123,7 @@ class PoorFirstExit(RecursiveGPT):
             yield last
 
 
-def plant():
+def plant() -> None:
     from tracks.recursion import model
 
     model.MODELS["recursive"] = PoorFirstExit
