@@ -12,8 +12,8 @@ from nanochat.report.compare import decisions
 from nanochat.settings import TagSettings
 from nanochat.stages import source_of
 from nanochat.statistics import mean_estimate, sign_test
+from tracks.bases.practice import KINDS
 
-AFTER = ("sft", "rl", "dpo")  # stages that begin with the base model
 COLUMNS = (
     "Benchmark | Questions:d | Before:.4f | After:.4f | Difference:+.4f | ±:.4f | In errors:+.1f"
     " | Better:d | Worse:d | p:.2g"
@@ -50,7 +50,7 @@ def main(config: Config) -> None:
     outcome = Outcome.begin("practice", config.tag, config)
     evaluations = [one for one in read_outcomes(base_dir(), config.tag) if "eval" in one.stage]
     found = decisions(base_dir(), evaluations)
-    for after in AFTER:
+    for after in KINDS:
         rows = gain_rows(found, "base", after)
         if rows:
             outcome.tables.append(table_of(f"Before and after {after.upper()}", COLUMNS, rows))

@@ -2,14 +2,16 @@
 
 python -m tracks.bases.bring --from=hub:HuggingFaceTB/SmolLM2-135M-Instruct --tag=smol --source=base
 python -m tracks.bases.practice --model-tag=smol                    two hours on two cores
+python -m tracks.bases.practice --model-tag=smol --kinds=dpo        one of the three; the others can follow
 
 Each begins with the same model. SFT learns grade-school mathematics and the counting of letters. RL learns to follow
 constraints that a program checks. DPO learns the same from pairs of answers that the model itself has given. Each time
 the same questions are asked, and tasks for which nothing was learned. Run the same command again to resume.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from nanochat.config import Count, option, options, run_script
 from nanochat.errors import UserError
@@ -32,6 +34,7 @@ class Config(TagSettings):
 
     tag = option("practice", "name of the series, and of its runs")
     model_tag: str = option("smol", "tag of a model that tracks.bases.bring has brought in with --source=base")
+    kinds: str = option("sft,rl,dpo", "kinds of post-training, some of sft, rl, dpo, separated by commas")
     task: str = option("Alpaca-Constrained", "task of RL and DPO, with a train and a test split")
     sft_steps: Count = option(44, "steps of SFT, of 8,192 tokens", least=1)
     rl_steps: Count = option(20, "steps of RL, of 16 questions with 8 answers each", least=1)
@@ -43,6 +46,24 @@ class Config(TagSettings):
         "CORE's tasks that show what was lost (empty: none is asked)",
     )
     out: str = option("", "file for the report card (default: TAG.md in the current folder)", in_card=False)
+
+    def __post_init__(self) -> None:
+        if not all(kind in KINDS for kind in self.chosen):
+            raise UserError(f"--kinds={self.kinds}: choose some of {', '.join(KINDS)}, separated by commas")
+
+    @property
+    def chosen(self) -> list[str]:
+        return [kind.strip() for kind in self.kinds.split(",")]
+
+    @property
+    def base(self) -> str:
+        """The stage of the model that all kinds begin with."""
+        return f"bases/{self.model_tag}"
+
+    @property
+    def parent(self) -> list[str]:
+        """The flags that name this model."""
+        return ["--source=base", f"--model-tag={self.model_tag}"]
 
 
 def scores(config: Config, source: Source, tag: str, parent: str) -> Iterator[Step]:
@@ -58,31 +79,34 @@ def scores(config: Config, source: Source, tag: str, parent: str) -> Iterator[St
     yield Step(f"{source}-core", core, output=f"{core_stage(source)}/{config.tag}", parent=parent)
 
 
-def steps(config: Config) -> Iterator[Step]:
-    """Yield the steps of the series."""
-    tag = config.tag
-    base = f"bases/{config.model_tag}"
-    parent = ["--source=base", f"--model-tag={config.model_tag}"]
-    yield from scores(config, "base", config.model_tag, base)
-
-    flags = [*parent, "--no-warm-start", f"--mixture={MIXTURE}", *BATCH.split(), f"--num-iterations={config.sft_steps}"]
+def sft(config: Config) -> Iterator[Step]:
+    """Yield the training of SFT."""
+    flags = [*config.parent, "--no-warm-start", f"--mixture={MIXTURE}", *BATCH.split()]
+    flags += [f"--num-iterations={config.sft_steps}"]
     flags += ["--eval-every=-1", "--eval-metrics-every=-1", "--save-every=20"]
-    yield training_step("sft", "scripts.chat_sft", flags, tag, stage="chat_sft", parent=base)
-    yield from scores(config, "sft", tag, f"chat_sft/{tag}")
+    yield training_step("sft", "scripts.chat_sft", flags, config.tag, stage="chat_sft", parent=config.base)
 
-    answers = [*parent, f"--task={config.task}", *ANSWERS.split(), "--eval-every=-1", "--save-every=10"]
-    flags = [*answers, f"--num-iterations={config.rl_steps}", "--num-samples=8", "--init-lr-frac=0.3"]
-    yield training_step("rl", "scripts.chat_rl", flags, tag, stage="chat_rl", parent=base)
-    yield from scores(config, "rl", tag, f"chat_rl/{tag}")
 
+def rl(config: Config) -> Iterator[Step]:
+    """Yield the training of RL."""
+    flags = [*config.parent, f"--task={config.task}", *ANSWERS.split(), "--eval-every=-1", "--save-every=10"]
+    flags += [f"--num-iterations={config.rl_steps}", "--num-samples=8", "--init-lr-frac=0.3"]
+    yield training_step("rl", "scripts.chat_rl", flags, config.tag, stage="chat_rl", parent=config.base)
+
+
+def dpo(config: Config) -> Iterator[Step]:
+    """Yield the answers of the model, the pairs that are chosen from them, and the training of DPO."""
+    tag = config.tag
     # Nothing is learned at a rate of 0: all answers are those of the model that was brought in.
-    flags = [*answers, f"--num-iterations={config.sampling_steps}", "--num-samples=4", "--init-lr-frac=0", "--seed=7"]
-    yield training_step("answers", "scripts.chat_rl", flags, f"{tag}-answers", stage="chat_rl", parent=base)
+    flags = [*config.parent, f"--task={config.task}", *ANSWERS.split(), "--eval-every=-1", "--save-every=10"]
+    flags += [f"--num-iterations={config.sampling_steps}", "--num-samples=4", "--init-lr-frac=0", "--seed=7"]
+    answers = f"{tag}-answers"
+    yield training_step("answers", "scripts.chat_rl", flags, answers, stage="chat_rl", parent=config.base)
     pairs = base_dir() / "practice" / tag / "pairs.jsonl"
-    choose = ["scripts.rollouts", f"--tag={tag}-answers", f"--pairs={pairs}", "--pairs-per-prompt=2"]
-    yield Step("pairs", choose, parent=f"chat_rl/{tag}-answers")
+    choose = ["scripts.rollouts", f"--tag={answers}", f"--pairs={pairs}", "--pairs-per-prompt=2"]
+    yield Step("pairs", choose, parent=f"chat_rl/{answers}")
     flags = [
-        *parent,
+        *config.parent,
         f"--pairs={pairs}",
         f"--held-out={HELD_OUT}",
         f"--num-epochs={config.dpo_epochs}",
@@ -91,12 +115,22 @@ def steps(config: Config) -> Iterator[Step]:
     learned = int((1 - HELD_OUT) * sum(1 for _ in read_jsonl(pairs, dict)))
     flags += [f"--examples-per-step={min(16, max(learned // 2, 1))}"]  # two steps in a pass, if there are few pairs
     flags += ["--max-seq-len=512", "--eval-metrics-every=-1"]
-    dpo = training_step("dpo", "tracks.preferences.train", flags, tag, stage="chat_dpo", parent=base)
-    yield replace(dpo, local=[str(pairs)])  # other pairs repeat it
-    yield from scores(config, "dpo", tag, f"chat_dpo/{tag}")
+    step = training_step("dpo", "tracks.preferences.train", flags, tag, stage="chat_dpo", parent=config.base)
+    yield replace(step, local=[str(pairs)])  # other pairs repeat it
 
-    yield Step("gains", ["tracks.bases.gains", f"--tag={tag}"])
-    yield report_step(tag, config.out)
+
+KINDS: Mapping[Source, Callable[[Config], Iterator[Step]]] = MappingProxyType({"sft": sft, "rl": rl, "dpo": dpo})
+
+
+def steps(config: Config) -> Iterator[Step]:
+    """Yield the steps of the series."""
+    yield from scores(config, "base", config.model_tag, config.base)
+    for kind, training in KINDS.items():
+        if kind in config.chosen:
+            yield from training(config)
+            yield from scores(config, kind, config.tag, f"chat_{kind}/{config.tag}")
+    yield Step("gains", ["tracks.bases.gains", f"--tag={config.tag}"])
+    yield report_step(config.tag, config.out)
 
 
 def main(config: Config) -> None:

@@ -48,7 +48,15 @@ def test_practice(tmp_path: Path) -> None:
     assert practice().refused().startswith("--model-tag=tiny names no base model: bring one in with ")
     run("tracks.bases.bring", f"--from={tmp_path / 'qwen3'}", "--tag=tiny", "--source=base").done()
     assert practice("--task=Chess").refused().startswith("Chess is not a task")
+    assert practice("--kinds=dpo,ppo").refused() == "--kinds=dpo,ppo: choose some of sft, rl, dpo, separated by commas"
+    # One kind alone; the others follow, and nothing is done twice.
+    practice("--kinds=rl").done(timeout=280)
+    assert not (home / "chat_sft").exists()
+    [table] = read_json(home / "practice/practice/outcome.json")["tables"]
+    assert table["title"] == "Before and after RL"
+    reinforced = (home / "chat_rl/practice/outcome.json").read_bytes()
     practice().done(timeout=280)
+    assert (home / "chat_rl/practice/outcome.json").read_bytes() == reinforced
     for stage, source in (("chat_eval_base", "base"), ("base_eval_sft", "sft"), ("chat_eval_dpo", "dpo")):
         assert read_json(home / stage / "practice" / "outcome.json")["config"]["source"] == source
     [answer, *_] = read_jsonl(home / "chat_eval_base" / "practice" / f"{TASK}.jsonl", dict)
