@@ -1,7 +1,7 @@
-"""Data sets with questions in common: a benchmark is not held out if what is learned has its questions.
+"""Data sets with questions in common: a benchmark is not held out if what is learned, or decided by, has its questions.
 
-`overlap` returns a sentence for such a pair. The train split of a task beside its own test split is none. Files of
-conversations have no known names: the track chatdata compares their questions with those of benchmarks.
+`overlap` and `decided` return a sentence for such a pair. The train split of a task beside its own test split is none.
+Files of conversations have no known names: the track chatdata compares their questions with those of benchmarks.
 """
 
 from collections.abc import Iterable
@@ -27,6 +27,7 @@ TESTS = (
     ("Alpaca-Constrained", "Alpaca-Part-Constrained"),
     ("ARC-Easy", "arc_easy"),
     ("ARC-Challenge", "arc_challenge"),
+    ("hellaswag", "hellaswag_zeroshot"),
 )
 
 
@@ -43,4 +44,14 @@ def overlap(learned: Iterable[str], benchmark: str, known: str, *, asks_tests: b
             return f"{benchmark} is learned by chat_rl, and cannot be held_out"
         if asks_tests and any({name, known} <= {*group} for group in TESTS):
             return f"{benchmark} has test prompts of {name}, which chat_rl asks while it trains, and cannot be held_out"
+    return ""
+
+
+def decided(dev: str, benchmark: str, plain: tuple[str, str]) -> str:
+    """Return a sentence if a benchmark of dev has the questions of one that is to be held out, else "".
+
+    plain: both names without augmentations.
+    """
+    if len({*plain}) == 1 or any({*plain} <= {*group} for group in TESTS):
+        return f"{benchmark} has questions of {dev}, by which the lab decides, and cannot be held_out"
     return ""

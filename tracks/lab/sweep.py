@@ -52,7 +52,7 @@ from nanochat.stages import MODELS, Source, core_stage
 from tasks import JUDGED, TASKS, find_task
 from tasks.mixing import MEMBER
 from tracks.lab import significance
-from tracks.lab.related import overlap
+from tracks.lab.related import decided, overlap
 
 SOURCES = {MODELS[source]: source for source in MODELS}
 
@@ -361,6 +361,9 @@ def mistakes(spec: Spec) -> list[str]:
         asks_tests = spec.stage == "chat_rl"  # now and then while it trains
         said = [overlap(learned, task, _plain_task(task), asks_tests=asks_tests) for task in spec.held_out]
         found += filter(None, said)
+    for dev, held_out in product(spec.dev, spec.held_out):
+        if dev != held_out:  # another sentence names benchmarks that stand there twice
+            found += filter(None, [decided(dev, held_out, (_plain_task(dev), _plain_task(held_out)))])
     words = {"flags": spec.flags}
     if spec.is_pretraining:
         words |= {f"the mix {mix}": text for mix, text in spec.mixes.items()}

@@ -47,6 +47,28 @@ def test_a_benchmark_with_questions_that_are_learned_is_not_held_out(
     assert all(line.endswith(" and cannot be held_out") for line in found)
 
 
+@pytest.mark.parametrize(
+    ("dev", "held_out", "is_refused"),
+    [
+        ("MATH", "MATH-500", True),
+        ("ARC-Easy", "arc_easy", True),
+        ("hellaswag_zeroshot", "hellaswag", True),
+        ("click~options:8", "CLIcK", True),
+        ("ARC-Easy", "ARC-Challenge", False),
+        ("MATH", "GSM8K", False),
+    ],
+)
+def test_a_benchmark_with_questions_by_which_the_lab_decides_is_not_held_out(
+    dev: str, held_out: str, is_refused: bool, base: Path
+) -> None:
+    for tag in ("one", "two"):
+        write_text(base / f"{MODELS['mid']}/{tag}/step_000010/manifest.json", "{}")
+        write_text(base / f"{MODELS['base']}/{tag}/step_000010/manifest.json", "{}")
+    found = mistakes(read_lab(base, {'["World-Facts"]': f'["{dev}"]', '["World-Talk"]': f'["{held_out}"]'}))
+    said = f"{held_out} has questions of {dev}, by which the lab decides, and cannot be held_out"
+    assert found == is_refused * [said]
+
+
 def test_the_table_of_related_data_sets_has_known_names() -> None:
     pairs = [*TESTS, *([name, *others] for name, others in LEARNED.items())]
     assert {name for names in pairs for name in names} <= {*TASKS, *LABELS}
