@@ -35,6 +35,7 @@ WINDOW = 512  # conversations
 COUNTS = ("conversations", "shortened", "left out", "refused", "padding", "slots")
 SUPERVISED = "supervised"  # tokens with a loss, in all rows so far; positions of older runs do not have it
 REFUSED = 0.01  # largest share of the conversations that a chat template may refuse
+EPOCHS_IN_A_STEP = 1.5  # beyond it a single step is too large for the data, and no rate has decayed
 IN_A_WINDOW = 50  # of WINDOW: most of them that it may refuse, so that a mixture it cannot write ends the run early
 
 Rendered = tuple[list[int], list[int]]  # ids and loss mask
@@ -46,12 +47,15 @@ class ChatLoader(Loader[Conversations]):
     """Batches of conversations; a target of -1 has no loss.
 
     supervise: learn the tokens the "assistant" writes, or "all" tokens. Input and target always belong to the same
-    conversation. Progress reaches 1 after `epochs`, or after `supervised_tokens` with a loss if that is not 0.
+    conversation. Progress reaches 1 after `epochs`, or after `supervised_tokens` with a loss if that is not 0. part:
+    the "mixture" that is learned, or the "validation part", which is too small to tell whether a chat template refuses
+    too many: any number may be left out.
     """
 
     supervise: str = "assistant"
     epochs: float = 1.0
     supervised_tokens: int = 0
+    part: str = "mixture"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,6 +78,13 @@ class ChatLoader(Loader[Conversations]):
         together = []
         while True:
             rows, counts = self._pack_window(place)
+            # A run would train on nothing, and for ever if it is to end after so many supervised tokens.
+            is_new = self.part == "mixture" and not place.get(SUPERVISED, 1)
+            if is_new and not any((row[1] >= 0).any() for row in rows):
+                raise UserError(
+                    f"none of {counts['conversations']:,} conversations of the mixture has a token to learn that "
+                    f"fits into {self.seq_len} tokens: use a longer --max-seq-len, or conversations with answers"
+                )
             # A resumed run starts in the middle of a window.
             for number in range(place["row"], len(rows)):
                 place = {**place, "row": number + 1, "rows": len(rows)}
@@ -83,12 +94,6 @@ class ChatLoader(Loader[Conversations]):
                 if place["row"] == len(rows):
                     place |= {**counts, "row": 0, "window": place["window"] + 1}
                     if place["window"] * WINDOW >= len(self.data):
-                        if self.supervised_tokens and not place[SUPERVISED]:
-                            raise UserError(
-                                f"no conversation of the mixture has a token to learn that fits into {self.seq_len}"
-                                " tokens, and --target-supervised-tokens would never be reached: use a longer"
-                                " --max-seq-len"
-                            )
                         place |= {"window": 0, "epoch": place["epoch"] + 1}
                 # Every rank packs all rows, which is cheap, and keeps one.
                 together.append(rows[number])
@@ -112,7 +117,7 @@ class ChatLoader(Loader[Conversations]):
             try:
                 piece, is_short = fit_conversation(self.data[number], self.tokenizer, size)
             except TemplateError as error:
-                refused.append(f"conversation {number:,} of the mixture: {error}")
+                refused.append(f"conversation {number:,} of the {self.part}: {error}")
                 continue
             if piece is None:
                 counts["left out"] += 1
@@ -122,7 +127,8 @@ class ChatLoader(Loader[Conversations]):
                 pieces.append(piece)
         counts["refused"] += len(refused)
         allowed = REFUSED * max(counts["conversations"], len(self.data))
-        if refused and (counts["refused"] > allowed or len(refused) > IN_A_WINDOW):
+        is_strict = self.part == "mixture"
+        if refused and is_strict and (counts["refused"] > allowed or len(refused) > IN_A_WINDOW):
             raise UserError(
                 f"{refused[0]} ({counts['refused']:,} of {counts['conversations']:,} conversations are refused)"
             )
@@ -195,17 +201,17 @@ class ChatLoader(Loader[Conversations]):
 
 
 def fit_conversation(conversation: Conversation, tokenizer: Tokenizer, room: int) -> tuple[Rendered | None, bool]:
-    """Return (ids and mask for as many turns as fit into `room` tokens, True if turns were cut off).
+    """Return (ids and mask for as many turns as fit into `room` tokens, True if answers were cut off).
 
     None instead of ids and mask if not even the first turn fits.
     """
     messages = conversation["messages"]
     # Drop turns from the end: the last message is always from the assistant.
-    for end in range(len(messages), 1, -1):
-        if messages[end - 1]["role"] == "assistant":
-            rendered = render_conversation({**conversation, "messages": messages[:end]}, tokenizer)
-            if len(rendered[0]) <= room:
-                return rendered, end < len(messages)
+    ends = [end for end in range(len(messages), 0, -1) if messages[end - 1]["role"] == "assistant"]
+    for end in ends:
+        rendered = render_conversation({**conversation, "messages": messages[:end]}, tokenizer)
+        if len(rendered[0]) <= room:
+            return rendered, end < ends[0]
     return None, True
 
 
@@ -270,6 +276,10 @@ def open_chats(trainer: OpenRun[ChatTuneSettings], chats: Mixture, supervise: st
 def chat_metrics(state: "State", source: ChatLoader) -> Metrics:
     """Return the metrics for training on conversations: validation, task scores, and what was read."""
     counts = source.describe()
+    if state.step == 1 and source.epoch > EPOCHS_IN_A_STEP * source.epochs:
+        print0(
+            f"data: the one step has read the conversations {source.epoch:.1f} times: use a smaller --total-batch-size"
+        )
     return {
         "Number of iterations": state.step,
         "Training loss": measured(state.loss),

@@ -392,11 +392,11 @@ class Rollouts(PromptSource):
         requests = {}
         first = (config.seed << 32) + self._step * self.count
         for example in self.draw():
-            # Shortened where prompt and answer exceed the context.
+            # Shortened where prompt and answer exceed a row, to half of it; then the answer has the other half.
             prompt, _ = fitted_prompt(self.task[example], self.tokenizer, config.max_seq_len, config.max_new_tokens)
             requests[example] = Request(
                 prompt,
-                config.max_new_tokens,
+                min(config.max_new_tokens, config.max_seq_len - len(prompt)),
                 temperature=config.temperature,
                 top_k=config.top_k,
                 top_p=config.top_p,

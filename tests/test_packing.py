@@ -17,8 +17,9 @@ from nanochat.chat import render_conversation
 from nanochat.cross_entropy import cross_entropy
 from nanochat.errors import TemplateError, UserError
 from nanochat.objectives import next_token
-from nanochat.packing import ChatLoader, answer_tokens, best_fit, fit_conversation
+from nanochat.packing import ChatLoader, answer_tokens, best_fit, chat_metrics, fit_conversation
 from nanochat.tokenizer import Tokenizer
+from nanochat.train import State
 
 SEED = 5
 
@@ -124,9 +125,13 @@ def test_a_run_may_end_after_so_many_tokens_with_a_loss(tokenizer, monkeypatch, 
         loader.load_state_dict(state)
         next(loader)
         assert (loader.progress > epoch, "supervised" in loader.describe()) == (True, False)
-    # It would never end.
-    with ChatLoader(chats(30), tokenizer, 2, 3, **setting) as loader, pytest.raises(UserError, match="into 3 tokens"):
-        rows_of(loader, 100)
+    # It would never end; and without such a limit nothing would be learned.
+    for limit in (700, 0):
+        with (
+            ChatLoader(chats(30), tokenizer, 2, 3, **setting | {"supervised_tokens": limit}) as loader,
+            pytest.raises(UserError, match=r"none of 8 conversations of the mixture has a token .* fits into 3 tokens"),
+        ):
+            next(loader)
 
 
 def test_long_conversations_lose_whole_turns_or_are_left_out_and_counted(tokenizer, monkeypatch) -> None:
@@ -137,11 +142,23 @@ def test_long_conversations_lose_whole_turns_or_are_left_out_and_counted(tokeniz
     assert fit_conversation(long, tokenizer, room) == (render_conversation(short, tokenizer), True)
     assert fit_conversation(hopeless, tokenizer, room) == (None, True)
     assert fit_conversation(short, tokenizer, room) == (render_conversation(short, tokenizer), False)
+    # A question without an answer at the end is no turn.
+    asked = {"messages": [*short["messages"], {"role": "user", "content": "and"}]}
+    assert fit_conversation(asked, tokenizer, room) == (render_conversation(short, tokenizer), False)
     with ChatLoader([long, hopeless, short, short], tokenizer, 1, room - 1) as loader:
         while loader.epoch < 1:
             next(loader)
     counts = loader.describe()
     assert (counts["conversations"], counts["shortened"], counts["left out"], counts["padding"]) == (4, 1, 1, 0)
+
+
+def test_a_single_step_that_is_larger_than_the_data_is_told(tokenizer, capsys) -> None:
+    for rows, is_told in ((40, True), (1, False)):
+        with ChatLoader(chats(5), tokenizer, rows, 128) as loader:
+            next(loader)
+            chat_metrics(State(step=1), loader)
+        said = capsys.readouterr().out
+        assert ("use a smaller --total-batch-size" in said) is is_told
 
 
 class Foreign:
@@ -203,6 +220,32 @@ def test_a_template_may_refuse_a_few_conversations(foreign, capsys) -> None:
         pytest.raises(UserError, match=sentence),
     ):
         next(loader)
+
+
+def test_of_a_validation_part_a_template_may_refuse_more(foreign, capsys) -> None:
+    """Of 50 conversations one would be too many, though it is one of a thousand."""
+    good, bad = chat("one two", "three"), chat("the mat", "three")
+    with ChatLoader([*[good] * 3, bad], foreign, 1, 60, part="validation part") as loader:
+        while loader.epoch < 1:
+            assert (next(loader)[1] >= 0).any()
+        assert loader.describe()["refused"] == 1
+    assert "; conversation 3 of the validation part: the chat template refuses" in capsys.readouterr().out
+
+
+class Alone:
+    """A template that takes an answer without a question."""
+
+    def render(self, conversation):
+        assert len(conversation["messages"]) == 1
+        return [5, 6, 7], [0, 1, 1]
+
+
+def test_an_answer_alone_is_learned(tokenizer) -> None:
+    found = Tokenizer(tokenizer.core)
+    found.template = Alone()
+    opening = {"messages": [{"role": "assistant", "content": "three"}]}
+    assert fit_conversation(opening, found, 3) == (([5, 6, 7], [0, 1, 1]), False)
+    assert fit_conversation(opening, found, 2) == (None, True)
 
 
 def test_what_a_template_refuses_is_counted_over_the_whole_mixture(foreign) -> None:

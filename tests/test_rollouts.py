@@ -302,6 +302,18 @@ def test_answers_that_are_cut_are_on_the_card_and_warned_about(capsys, cut, warn
     assert reinforcement_metrics(State(), "GSM8K", 7)["Answers cut at the limit"] == "n/a"
 
 
+def test_prompt_and_answer_fit_into_a_row() -> None:
+    engine = MadeUp()
+    lengths = {}
+    for most in (8, 30):
+        next(rollouts(engine, max_seq_len=40, max_new_tokens=most, examples_per_step=20))
+        lengths[most] = [(len(request.tokens), request.max_new_tokens) for request in engine.seen]
+    assert all(limit == 8 for _, limit in lengths[8])  # there is room
+    assert min(limit for _, limit in lengths[30]) < 30  # what is left of the row
+    assert all(prompt <= 40 - most or prompt <= 20 for most, found in lengths.items() for prompt, _ in found)
+    assert all(prompt + limit <= 40 for found in lengths.values() for prompt, limit in found)
+
+
 def test_it_learns_what_is_rewarded(tmp_path) -> None:
     """To say a certain letter: a few dozen steps are enough."""
     model, engine = real_engine(depth=1)

@@ -369,7 +369,7 @@ def first_rows(
 ) -> tuple[Tensor, Tensor]:
     """Return inputs and targets, (rows, length) each, for an epoch's first rows, at most `most`."""
     rows = []  # inputs and targets, (1, length) each
-    with ChatLoader(conversations, tokenizer, 1, length, supervise=supervise) as source:
+    with ChatLoader(conversations, tokenizer, 1, length, supervise=supervise, part="validation part") as source:
         while len(rows) < most and source.epoch < 1:
             rows.append(next(source))
     inputs, targets = map(torch.cat, zip(*rows, strict=True))

@@ -32,9 +32,10 @@ from nanochat.chat import (
 from nanochat.checkpoint import MODEL
 from nanochat.errors import TemplateError, UserError
 from nanochat.gpt import GPT
-from nanochat.log import Record
+from nanochat.log import Record, print0
 from nanochat.models import load_model
 from nanochat.objectives import LossSum, Metric
+from nanochat.packing import REFUSED
 from nanochat.paths import base_dir, read_jsonl, text_sha256, write_bytes
 from nanochat.protocols import Conversation
 from nanochat.rollouts import (
@@ -188,7 +189,23 @@ def pair_rows(number: int, pair: Pair, tokenizer: Tokenizer) -> list[PairRow]:
             )
         return [PairRow.of(ids, mask, start) for ids, mask in rendered]
     except UserError as error:
-        raise UserError(f"pair {number:,} of --pairs: {error}") from None
+        raise type(error)(f"pair {number:,} of --pairs: {error}") from None
+
+
+def render_pairs(pairs: Sequence[Pair], tokenizer: Tokenizer) -> tuple[list[tuple[Pair, list[PairRow]]], int]:
+    """Return the pairs with their rows, and how many the chat template refuses; a UserError if those are too many."""
+    rendered = []
+    refused: list[TemplateError] = []
+    for number, pair in enumerate(pairs, 1):
+        try:
+            rendered.append((pair, pair_rows(number, pair, tokenizer)))
+        except TemplateError as error:
+            refused.append(error)
+    if len(refused) > REFUSED * len(pairs):
+        raise UserError(f"{refused[0]} ({len(refused):,} of {len(pairs):,} pairs are refused)")
+    if refused:
+        print0(f"data: {len(refused):,} of {len(pairs):,} pairs are left out; {refused[0]}")
+    return rendered, len(refused)
 
 
 def _answer_start(ids: Tensor, mask: Tensor, prompt: Tensor) -> int:
@@ -239,8 +256,7 @@ class Pairs(PromptSource):
     def __init__(self, trainer: "Trainer", pairs: Sequence[Pair]) -> None:
         config = trainer.config
         runtime = trainer.runtime
-        # In the order of the files, for a message about one.
-        rendered = [(pair, pair_rows(number, pair, trainer.tokenizer)) for number, pair in enumerate(pairs, 1)]
+        rendered, self.refused = render_pairs(pairs, trainer.tokenizer)
         # Pairs with one prompt have an order too.
         rendered.sort(key=lambda one: (text_sha256(json.dumps(one[0][0]["messages"][:-1])), json.dumps(one[0])))
         pairs = [pair for pair, _ in rendered]
@@ -251,6 +267,11 @@ class Pairs(PromptSource):
         learned = int(len(self.answers) * (1 - config.held_out))
         while 0 < learned < len(prompts) and torch.equal(prompts[learned - 1], prompts[learned]):
             learned -= 1
+        if self.left_out and learned < config.examples_per_step:
+            raise UserError(
+                f"{self.left_out:,} of {len(pairs):,} pairs are longer than --max-seq-len={config.max_seq_len}, and "
+                f"{learned:,} are left to learn from, fewer than --examples-per-step={config.examples_per_step}"
+            )
         if self.answers and not learned:
             raise UserError(
                 f"--held-out={config.held_out:g} holds out all pairs, because they have too few prompts: "
@@ -427,6 +448,7 @@ def preference_metrics(state: State, source: Pairs) -> Metrics:
         "Pairs to learn from": source.count,
         "Held-out pairs": len(source.answers) - source.count,
         "Left out, being too long": source.left_out,
+        **({"Left out, refused by the chat template": source.refused} if source.refused else {}),
         "Number of iterations": state.step,
     }
     for side, rows in zip(SIDES, zip(*source.answers, strict=True), strict=True):

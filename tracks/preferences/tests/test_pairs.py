@@ -20,7 +20,9 @@ from test_rollouts import TOKENIZER, MadeUp, Words, rollouts, trainer_of
 
 from nanochat.chat import render_conversation, render_prompt
 from nanochat.engine import Completion
+from nanochat.errors import TemplateError, UserError
 from nanochat.protocols import Conversation
+from nanochat.tokenizer import Tokenizer
 from tracks.preferences.pairs import (
     PREFERENCE_LOSSES,
     PairBatch,
@@ -188,6 +190,38 @@ def test_the_source_on_any_ranks() -> None:
     assert sorted(number for rank in ranks for number in next(rank).groups.tolist()) == sorted(numbers[1])
     assert sorted([*ranks[0].held_out, *ranks[1].held_out]) == [*source.held_out]
     assert source_of([*records, a_pair(1, "fox " * 90)]).left_out == 1
+    sentence = r"30 of 30 pairs are longer than --max-seq-len=8, and 0 are left .* fewer than --examples-per-step=4"
+    with pytest.raises(UserError, match=sentence):
+        source_of(records, max_seq_len=8)
+
+
+class Choosy:
+    """A template that takes no question with the word cat."""
+
+    def render(self, conversation):
+        if "cat" in conversation["messages"][0]["content"]:
+            raise TemplateError("the chat template refuses the conversation: no cats")
+        return render_conversation(conversation, TOKENIZER)
+
+    def render_prompt(self, conversation):
+        return render_prompt(conversation, TOKENIZER)
+
+
+def test_a_template_may_refuse_a_few_pairs(monkeypatch, capsys) -> None:
+    choosy = Tokenizer(TOKENIZER.core)
+    choosy.template = Choosy()
+    monkeypatch.setattr("test_rollouts.TOKENIZER", choosy)  # of trainer_of
+    bad = a_pair(1) | {"prompt": "the cat"}
+    source = source_of([*(a_pair(number) for number in range(99)), bad])
+    assert (source.refused, len(source.answers)) == (1, 99)
+    assert (
+        "data: 1 of 100 pairs are left out; pair 100 of --pairs: the chat template refuses" in capsys.readouterr().out
+    )
+    sentence = (
+        r"pair 100 of --pairs: the chat template refuses the conversation: no cats \(2 of 101 pairs are refused\)"
+    )
+    with pytest.raises(UserError, match=sentence):
+        source_of([*(a_pair(number) for number in range(99)), bad, bad])
 
 
 @pytest.mark.parametrize("loss", PREFERENCE_LOSSES)
