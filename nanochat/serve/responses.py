@@ -130,13 +130,13 @@ class Choice:
             self._pieces.append(Piece("text", text))
 
     def _finish(self, reason: str) -> None:
-        """End the choice: what was held back is text, or calls of tools."""
+        """End the choice: what was held back is text, or calls of tools; an answer that was cut, or failed, says so."""
         self.finish_reason = reason
         if self._finder:
             text, self._calls = self._finder.close()
             if text:
                 self._pieces.append(Piece("text", text))
-            if self._calls:
+            if self._calls and reason == "stop":
                 self.finish_reason = "tool_calls"
 
     # ---- to the client ----

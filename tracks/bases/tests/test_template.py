@@ -11,10 +11,12 @@ import transformers
 from tokenizers import AddedToken, Tokenizer
 
 from nanochat.chat import fitted_prompt, render_conversation, render_prompt
+from nanochat.engine import Event, samples_of
 from nanochat.errors import TemplateError, UserError
 from nanochat.paths import tokenizer_file
 from nanochat.protocols import CallForm
 from nanochat.serve.requests import ApiError, ServedModel, parse_chat
+from nanochat.serve.responses import Choice
 from tasks.chats import json_lines
 from tracks.bases.template import BEGIN, BREAK, END, JinjaTemplate
 from tracks.bases.templates import joined_template
@@ -652,6 +654,42 @@ def test_turns_of_tools_reach_the_template_of_a_server() -> None:
     assert (request.tools, request.parallel_calls) == ({"add"}, True)
     with pytest.raises(ApiError, match="no chat template that writes calls"):
         parse_chat(json.dumps(body).encode(), replace(served, is_base=True))
+
+
+def ended(written: str, reason: str, stream: bool) -> tuple[str, list[Any], str]:
+    """Return (text, calls, finish reason) that a client reads of an answer which the engine has ended like that."""
+    ours = public("qwen3", template=LISTED.replace("[CALLS] [", "<tool_call>").replace("{{ ']' }}", "</tool_call>"))
+    served = ServedModel("mine", ours, 512)
+    body = {"messages": [{"role": "user", "content": "Hi"}], "tools": [TOOL], "stream": stream}
+    request = parse_chat(json.dumps(body).encode(), served)
+    [sample] = samples_of(request.prompts)
+    choice = Choice(0, sample, request, ours)
+    events = [*(Event(sample, id) for id in ours.encode(written)), Event(sample, None, reason=reason)]
+    if not stream:
+        for event in events:
+            choice.append(event)
+        whole = choice.whole()
+        return whole["message"]["content"] or "", whole["message"].get("tool_calls", []), whole["finish_reason"]
+    deltas = []
+    for event in events:
+        choice.append(event)
+        deltas += choice.new_deltas()
+    reasons = [delta["finish_reason"] for delta in deltas]
+    assert reasons[:-1] == [None] * (len(deltas) - 1)
+    calls = [call for delta in deltas for call in delta["delta"].get("tool_calls", [])]
+    return "".join(delta["delta"].get("content", "") for delta in deltas), calls, reasons[-1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_with_calls_that_was_cut_or_failed_says_so(stream: bool) -> None:
+    """Calls that are whole are told all the same; a client that runs them knows that there may be others."""
+    call = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    cut = '<tool_call>{"name": "add", "argu'
+    for written, text in ((call, ""), (call + cut, cut)):
+        for reason, expected in (("stop", "tool_calls"), ("length", "length"), ("error", "error")):
+            said, [made], found = ended(written, reason, stream)
+            assert (said, made["function"]) == (text, {"name": "add", "arguments": '{"a": 1}'})
+            assert found == expected
 
 
 @pytest.mark.parametrize("template", WITHOUT)
