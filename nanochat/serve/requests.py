@@ -190,12 +190,15 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
     fields = read_fields(ChatFields, body, served)
     if fields.top_logprobs and not fields.logprobs:
         raise ApiError(400, "top_logprobs: logprobs has to be true beside it", "top_logprobs")
+    has_template = served.tokenizer.template is not None
     messages = []
     for message in fields.messages:
         role = message.get("role")
         # In answers of ours: `content` alone would lose the calculator's work.
         content = message.get("parts") or message.get("content")
-        said = {"role": "system" if role == "developer" else role, "content": content}  # newer clients' name
+        if role == "developer" and not has_template:  # newer clients' name; a template of a public model may know it
+            role = "system"
+        said = {"role": role, "content": content}
         messages.append(said | {key: message[key] for key in TOOL_KEYS.get(str(role), ()) if message.get(key)})
     if messages[-1]["role"] == "assistant":
         raise ApiError(400, "the last message has to be the user's, or a tool's result", "messages")
@@ -203,7 +206,7 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
     try:
         # User and assistant must take turns, unless a template of a public model has the say.
         asked = {"messages": messages} | ({"tools": tools} if tools else {})
-        conversation = check_conversation(asked, any_order=served.tokenizer.template is not None)
+        conversation = check_conversation(asked, any_order=has_template)
         tokens = (render_text if served.is_base else render_prompt)(conversation, served.tokenizer)
     except UserError as error:
         raise ApiError(400, str(error), "messages") from None

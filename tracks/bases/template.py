@@ -149,6 +149,11 @@ class JinjaTemplate:
         return re.compile("|".join(map(with_blanks, names)) or "(?!)")
 
     @cached_property
+    def knows_developer(self) -> bool:
+        """Whether the template has the role developer among its constants, as in `role in ['system', 'developer']`."""
+        return any(constant.value == "developer" for constant in self.tree.find_all(jinja2.nodes.Const))
+
+    @cached_property
     def sought(self) -> frozenset[str]:
         """Names of special tokens that the template looks for, as in `'</think>' in content`, but for ends of turns."""
         values = [
@@ -255,9 +260,7 @@ class JinjaTemplate:
 
     def render_prompt(self, conversation: Conversation) -> list[int]:
         """Return the ids up to the place where the assistant begins to write."""
-        tools = self._tools(conversation)
-        messages = self._prepared(conversation["messages"], tools)
-        text = self.text(messages, tools, prompt=True)
+        messages, _, text = self._written(conversation, prompt=True)
         _check_calls(messages, text)
         return [id for id, _ in self._tokens(text)]
 
@@ -267,9 +270,7 @@ class JinjaTemplate:
 
     def render(self, conversation: Conversation) -> tuple[list[int], list[int]]:
         """Return (ids, mask) for a conversation; the mask is 1 on tokens that the assistant writes, else 0."""
-        tools = self._tools(conversation)
-        messages = self._prepared(conversation["messages"], tools)
-        text = self.text(messages, tools)
+        messages, tools, text = self._written(conversation)
         tokens = list(self._tokens(text))
         mask = [0] * len(tokens)
         if self.marks_itself:
@@ -292,6 +293,23 @@ class JinjaTemplate:
                 _check_calls([message], text[slice(*span)])
                 self._learn(mask, tokens, text, span)
         return [id for id, _ in tokens], mask
+
+    def _written(self, conversation: Conversation, prompt: bool = False) -> tuple[list[dict[str, Any]], Any, str]:
+        """Return the messages and tools of a conversation for the template, and the text that it writes for them.
+
+        A TemplateError if what a developer says is not in it: with another content the text would be the same.
+        """
+        tools = self._tools(conversation)
+        messages = self._prepared(conversation["messages"], tools)
+        text = self.text(messages, tools, prompt)
+        for number, message in enumerate(conversation["messages"]):
+            content = messages[number].get("content")
+            if message["role"] == "developer" and content:
+                other = [*messages]
+                other[number] = {**messages[number], "content": f"{content}{BEGIN}"}
+                if self.text(other, tools, prompt) == text:
+                    raise TemplateError("the chat template does not write the message of the role developer")
+        return messages, tools, text
 
     def _span_of(self, whole: Rendered, number: int) -> Span | None:
         """Return where a message of the assistant stands in the text; None if it cannot be found.
@@ -388,12 +406,15 @@ class JinjaTemplate:
 
         The assistant's keep the names that the template looks for there: it would not find a thought's end.
 
+        The role developer becomes system, unless the template knows it: many write messages of known roles alone.
         What is null is left out, as `transformers` does, and an empty list of calls: templates ask `'tool_calls' in
         message`, and programs that write tables as JSON give each row every key.
         """
         found = []
         for message in messages:
             said = {key: value for key, value in message.items() if value is not None}
+            if message["role"] == "developer" and not self.knows_developer:
+                said["role"] = "system"
             if self.asks_for_none and "content" in message:
                 said["content"] = message["content"]
             said.pop("tool_calls", None)

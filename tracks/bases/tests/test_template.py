@@ -242,7 +242,8 @@ def test_the_template_decides_who_may_follow_whom(tmp_path: Path, monkeypatch: p
     refusing = public("llama", template=strict, ends=(2, 6, 0))
     for messages in rows:
         ids, mask = render_conversation({"messages": messages}, ours)
-        assert ids == theirs.apply_chat_template(messages)["input_ids"]
+        as_system = [{**one, "role": one["role"].replace("developer", "system")} for one in messages]
+        assert ids == theirs.apply_chat_template(as_system)["input_ids"]
         learned = ours.decode([id for id, one in zip(ids, mask, strict=True) if one])
         assert learned == "The assistant.<|im_end|>" * sum(message["role"] == "assistant" for message in messages)
         _, is_short = fitted_prompt({"messages": messages}, ours, 8, 4)
@@ -259,6 +260,54 @@ def test_the_template_decides_who_may_follow_whom(tmp_path: Path, monkeypatch: p
     assert sorted(len(row["messages"]) for row in task) == [3, 3, 3, 4]
     with pytest.raises(UserError, match=r"chats\.jsonl:1: message 1: its role is 'assistant'"):
         json_lines(str(tmp_path / "chats.jsonl"))("train")
+
+
+# As Qwen3 and Phi 3 write: messages of the roles that they know alone. INSTRUCTED begins as Qwen2.5 without a system.
+ROLES = "{% for message in messages if message.role in ROLES %}" + CHATML.partition("%}")[2]
+KNOWN = ROLES.replace("ROLES", "['system', 'user', 'assistant']")
+INSTRUCTED = "{% if messages[0].role != 'system' %}{{ '<|im_start|>system\nYou are.<|im_end|>\n' }}{% endif %}" + KNOWN
+WITH_DEVELOPER = ROLES.replace("ROLES", "['system', 'developer', 'user', 'assistant']")
+
+
+@pytest.mark.parametrize("template", [CHATML, "{# developer #}" + KNOWN, INSTRUCTED, MARKED, WITH_DEVELOPER])
+@pytest.mark.parametrize("place", [0, 2])
+def test_what_a_developer_says_is_written_alike_in_training_and_by_the_server(template: str, place: int) -> None:
+    """As what the system says, unless the template knows the role."""
+    ours, theirs = public("llama", template=template, ends=(2, 6, 0)), theirs_with(template)
+    role = "developer" if template == WITH_DEVELOPER else "system"
+    plain = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Moi."}]
+    turns = [*plain, *plain]
+    turns.insert(place, {"role": "developer", "content": "Answer in French."})
+    same = [{**message, "role": role if number == place else message["role"]} for number, message in enumerate(turns)]
+    ids, mask = render_conversation({"messages": turns}, ours)
+    assert ids == theirs.apply_chat_template(same)["input_ids"]
+    assert f"<|im_start|>{role}\nAnswer in French.<|im_end|>" in ours.decode(ids)
+    assert ours.decode([id for id, one in zip(ids, mask, strict=True) if one]) == "Moi.<|im_end|>" * 2
+    asked = turns[:-1]
+    prompt = render_prompt({"messages": asked}, ours)
+    request = parse_chat(json.dumps({"messages": asked}).encode(), ServedModel("mine", ours, 512))
+    assert list(request.prompts[0].tokens) == prompt
+    assert prompt == theirs.apply_chat_template(same[:-1], add_generation_prompt=True)["input_ids"]
+
+
+FIRST_ALONE = "['user', 'assistant'] or (message.role == 'developer' and message == messages[0])"
+
+
+@pytest.mark.parametrize("known", ["['user', 'assistant']", FIRST_ALONE])
+def test_what_a_developer_says_is_not_dropped(known: str) -> None:
+    """A template that writes no system message, or the role in one place alone, refuses the conversation."""
+    ours = public("llama", template=ROLES.replace("ROLES", known), ends=(2, 6, 0))
+    turns = [{"role": "user", "content": "Who?"}, {"role": "developer", "content": "Answer in French."}]
+    answered = [*turns, {"role": "assistant", "content": "Moi."}]
+    with pytest.raises(TemplateError, match="does not write the message of the role developer"):
+        render_conversation({"messages": answered}, ours)
+    with pytest.raises(TemplateError, match="does not write the message of the role developer"):
+        render_prompt({"messages": answered}, ours)
+    with pytest.raises(ApiError, match="does not write the message of the role developer") as caught:
+        parse_chat(json.dumps({"messages": turns}).encode(), ServedModel("mine", ours, 512))
+    assert caught.value.status_code == 400
+    turns[1]["content"] = ""
+    assert ours.decode(render_prompt({"messages": turns}, ours)).endswith("Who?<|im_end|>\n<|im_start|>assistant\n")
 
 
 @pytest.mark.parametrize("name", ["chatml", "stripped", "thinking", "marked"])
