@@ -68,7 +68,7 @@ class ApiRequest:
     is_chat: bool
     prompts: list[Request]  # one engine request a prompt, each with n samples
     echo: bool = False  # show the prompt before each choice
-    added_tokens: int = 0  # tokens at the start of each prompt, not sent by the client
+    added_tokens: Sequence[int] = ()  # of a completion: tokens at the start of each prompt, not sent by the client
     # Likeliest tokens with log-probabilities beside each token; None: no log-probabilities.
     likely: int | None = None
     tools: Collection[str] = ()  # names of those that the model may call
@@ -237,15 +237,18 @@ def _offered(fields: ChatFields, served: ServedModel) -> list[Record]:
 
 
 def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
-    """Check the body of a completion request. A text gets <|bos|> before it, token ids are taken as they are."""
+    """Check the body of a completion request. A text begins as the model's texts do, token ids are used unchanged."""
     fields = read_fields(CompletionFields, body, served)
     if fields.stream and fields.logprobs is not None:
         raise ApiError(400, "log-probabilities are not streamed", "stream")
     tokenizer = served.tokenizer
     texts = [prompt for prompt in fields.prompt if isinstance(prompt, str)]  # all prompts or none
     rows = [prompt for prompt in fields.prompt if not isinstance(prompt, str)]
+    openings: list[list[int]] = [[] for _ in rows]
     if texts:
-        rows = [tokenizer.begin(text) for text in texts]
+        encoded = [tokenizer.encode(text) for text in texts]
+        openings = [tokenizer.opening(ids) for ids in encoded]
+        rows = [[*opening, *ids] for opening, ids in zip(openings, encoded, strict=True)]
     elif max(map(max, rows)) >= tokenizer.vocab_size:
         raise ApiError(400, f"prompt has ids beyond the vocabulary of {tokenizer.vocab_size:,} tokens", "prompt")
     # Programs score a prompt by asking for one token more, and drop this token: then end tokens end a choice here and
@@ -256,7 +259,7 @@ def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
         is_chat=False,
         prompts=[engine_request(fields, row, fields.max_tokens, served, "prompt", stop) for row in rows],
         echo=fields.echo,
-        added_tokens=len(tokenizer.prefix) if texts else 0,
+        added_tokens=[len(opening) for opening in openings],
         likely=fields.logprobs,
     )
 
