@@ -149,11 +149,6 @@ class JinjaTemplate:
         return re.compile("|".join(map(with_blanks, names)) or "(?!)")
 
     @cached_property
-    def knows_developer(self) -> bool:
-        """Whether the template has the role developer among its constants, as in `role in ['system', 'developer']`."""
-        return any(constant.value == "developer" for constant in self.tree.find_all(jinja2.nodes.Const))
-
-    @cached_property
     def sought(self) -> frozenset[str]:
         """Names of special tokens that the template looks for, as in `'</think>' in content`, but for ends of turns."""
         values = [
@@ -297,19 +292,32 @@ class JinjaTemplate:
     def _written(self, conversation: Conversation, prompt: bool = False) -> tuple[list[dict[str, Any]], Any, str]:
         """Return the messages and tools of a conversation for the template, and the text that it writes for them.
 
-        A TemplateError if what a developer says is not in it: with another content the text would be the same.
+        What a developer says is the system's, where the template refuses the role or would leave the message out: most
+        know no such role.
         """
         tools = self._tools(conversation)
         messages = self._prepared(conversation["messages"], tools)
+        if not any(message["role"] == "developer" for message in messages):
+            return messages, tools, self.text(messages, tools, prompt)
+        said = [number for number, one in enumerate(messages) if one["role"] == "developer" and one.get("content")]
+        with suppress(TemplateError):
+            text = self.text(messages, tools, prompt)
+            if self._writes(said, messages, tools, text, prompt):
+                return messages, tools, text
+        messages = [{**one, "role": "system"} if one["role"] == "developer" else one for one in messages]
         text = self.text(messages, tools, prompt)
-        for number, message in enumerate(conversation["messages"]):
-            content = messages[number].get("content")
-            if message["role"] == "developer" and content:
-                other = [*messages]
-                other[number] = {**messages[number], "content": f"{content}{BEGIN}"}
-                if self.text(other, tools, prompt) == text:
-                    raise TemplateError("the chat template does not write the message of the role developer")
+        if not self._writes(said, messages, tools, text, prompt):
+            raise TemplateError("the chat template does not write the message of the role developer")
         return messages, tools, text
+
+    def _writes(self, numbers: list[int], messages: list[dict[str, Any]], tools: Any, text: str, prompt: bool) -> bool:
+        """Return True if all these messages are in the text: with another content it would not be the same."""
+        for number in numbers:
+            other = [*messages]
+            other[number] = {**messages[number], "content": f"{messages[number]['content']}{BEGIN}"}
+            if self.text(other, tools, prompt) == text:
+                return False
+        return True
 
     def _span_of(self, whole: Rendered, number: int) -> Span | None:
         """Return where a message of the assistant stands in the text; None if it cannot be found.
@@ -406,15 +414,12 @@ class JinjaTemplate:
 
         The assistant's keep the names that the template looks for there: it would not find a thought's end.
 
-        The role developer becomes system, unless the template knows it: many write messages of known roles alone.
         What is null is left out, as `transformers` does, and an empty list of calls: templates ask `'tool_calls' in
         message`, and programs that write tables as JSON give each row every key.
         """
         found = []
         for message in messages:
             said = {key: value for key, value in message.items() if value is not None}
-            if message["role"] == "developer" and not self.knows_developer:
-                said["role"] = "system"
             if self.asks_for_none and "content" in message:
                 said["content"] = message["content"]
             said.pop("tool_calls", None)

@@ -242,8 +242,7 @@ def test_the_template_decides_who_may_follow_whom(tmp_path: Path, monkeypatch: p
     refusing = public("llama", template=strict, ends=(2, 6, 0))
     for messages in rows:
         ids, mask = render_conversation({"messages": messages}, ours)
-        as_system = [{**one, "role": one["role"].replace("developer", "system")} for one in messages]
-        assert ids == theirs.apply_chat_template(as_system)["input_ids"]
+        assert ids == theirs.apply_chat_template(messages)["input_ids"]
         learned = ours.decode([id for id, one in zip(ids, mask, strict=True) if one])
         assert learned == "The assistant.<|im_end|>" * sum(message["role"] == "assistant" for message in messages)
         _, is_short = fitted_prompt({"messages": messages}, ours, 8, 4)
@@ -266,15 +265,18 @@ def test_the_template_decides_who_may_follow_whom(tmp_path: Path, monkeypatch: p
 ROLES = "{% for message in messages if message.role in ROLES %}" + CHATML.partition("%}")[2]
 KNOWN = ROLES.replace("ROLES", "['system', 'user', 'assistant']")
 INSTRUCTED = "{% if messages[0].role != 'system' %}{{ '<|im_start|>system\nYou are.<|im_end|>\n' }}{% endif %}" + KNOWN
+REFUSING = (
+    "{% for message in messages if message.role == 'developer' %}{{ raise_exception('No.') }}{% endfor %}" + CHATML
+)
 WITH_DEVELOPER = ROLES.replace("ROLES", "['system', 'developer', 'user', 'assistant']")
 
 
-@pytest.mark.parametrize("template", [CHATML, "{# developer #}" + KNOWN, INSTRUCTED, MARKED, WITH_DEVELOPER])
+@pytest.mark.parametrize("template", [CHATML, KNOWN, INSTRUCTED, REFUSING, MARKED, WITH_DEVELOPER])
 @pytest.mark.parametrize("place", [0, 2])
 def test_what_a_developer_says_is_written_alike_in_training_and_by_the_server(template: str, place: int) -> None:
-    """As what the system says, unless the template knows the role."""
+    """As what the system says, where the template would leave it out."""
     ours, theirs = public("llama", template=template, ends=(2, 6, 0)), theirs_with(template)
-    role = "developer" if template == WITH_DEVELOPER else "system"
+    role = "system" if template in (KNOWN, INSTRUCTED, REFUSING) else "developer"
     plain = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Moi."}]
     turns = [*plain, *plain]
     turns.insert(place, {"role": "developer", "content": "Answer in French."})
