@@ -11,6 +11,7 @@ answer in another way than it asks for one, the answer is found by marks around 
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
 from itertools import accumulate
