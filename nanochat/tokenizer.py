@@ -77,8 +77,14 @@ class Tokenizer:
 
     def begin(self, text: str) -> list[int]:
         """Return the ids of a text that a model is to continue."""
-        ids = [*self.prefix, *self.encode(text)]
-        return ids or [self.bos]  # a model predicts the first token of a text from something
+        ids = self.encode(text)
+        return [*self.opening(ids), *ids]
+
+    def opening(self, ids: Sequence[int]) -> list[int]:
+        """Return what stands before the ids of such a text."""
+        if self.prefix or ids:
+            return list(self.prefix)
+        return [self.bos]  # a model predicts the first token of a text from something
 
     def letter_prompt(self, prompt: list[int]) -> list[int]:
         """Return a prompt up to where a letter is chosen: a public model's answer may begin with something else."""

@@ -68,7 +68,7 @@ class ApiRequest:
     is_chat: bool
     prompts: list[Request]  # one engine request a prompt, each with n samples
     echo: bool = False  # show the prompt before each choice
-    added_tokens: int = 0  # tokens at the start of each prompt, not sent by the client
+    added_tokens: Sequence[int] = ()  # of a completion: tokens at the start of each prompt, not sent by the client
     # Likeliest tokens with log-probabilities beside each token; None: no log-probabilities.
     likely: int | None = None
     tools: Collection[str] = ()  # names of those that the model may call
@@ -190,12 +190,15 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
     fields = read_fields(ChatFields, body, served)
     if fields.top_logprobs and not fields.logprobs:
         raise ApiError(400, "top_logprobs: logprobs has to be true beside it", "top_logprobs")
+    has_template = served.tokenizer.template is not None
     messages = []
     for message in fields.messages:
         role = message.get("role")
         # In answers of ours: `content` alone would lose the calculator's work.
         content = message.get("parts") or message.get("content")
-        said = {"role": "system" if role == "developer" else role, "content": content}  # newer clients' name
+        if role == "developer" and not has_template:  # newer clients' name; a template of a public model may know it
+            role = "system"
+        said = {"role": role, "content": content}
         messages.append(said | {key: message[key] for key in TOOL_KEYS.get(str(role), ()) if message.get(key)})
     if messages[-1]["role"] == "assistant":
         raise ApiError(400, "the last message has to be the user's, or a tool's result", "messages")
@@ -203,7 +206,7 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
     try:
         # User and assistant must take turns, unless a template of a public model has the say.
         asked = {"messages": messages} | ({"tools": tools} if tools else {})
-        conversation = check_conversation(asked, any_order=served.tokenizer.template is not None)
+        conversation = check_conversation(asked, any_order=has_template)
         tokens = (render_text if served.is_base else render_prompt)(conversation, served.tokenizer)
     except UserError as error:
         raise ApiError(400, str(error), "messages") from None
@@ -234,15 +237,18 @@ def _offered(fields: ChatFields, served: ServedModel) -> list[Record]:
 
 
 def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
-    """Check the body of a completion request. A text gets <|bos|> before it, token ids are taken as they are."""
+    """Check the body of a completion request. A text begins as the model's texts do, token ids are used unchanged."""
     fields = read_fields(CompletionFields, body, served)
     if fields.stream and fields.logprobs is not None:
         raise ApiError(400, "log-probabilities are not streamed", "stream")
     tokenizer = served.tokenizer
     texts = [prompt for prompt in fields.prompt if isinstance(prompt, str)]  # all prompts or none
     rows = [prompt for prompt in fields.prompt if not isinstance(prompt, str)]
+    openings: list[list[int]] = [[] for _ in rows]
     if texts:
-        rows = [tokenizer.begin(text) for text in texts]
+        encoded = [tokenizer.encode(text) for text in texts]
+        openings = [tokenizer.opening(ids) for ids in encoded]
+        rows = [[*opening, *ids] for opening, ids in zip(openings, encoded, strict=True)]
     elif max(map(max, rows)) >= tokenizer.vocab_size:
         raise ApiError(400, f"prompt has ids beyond the vocabulary of {tokenizer.vocab_size:,} tokens", "prompt")
     # Programs score a prompt by asking for one token more, and drop this token: then end tokens end a choice here and
@@ -253,7 +259,7 @@ def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
         is_chat=False,
         prompts=[engine_request(fields, row, fields.max_tokens, served, "prompt", stop) for row in rows],
         echo=fields.echo,
-        added_tokens=len(tokenizer.prefix) if texts else 0,
+        added_tokens=[len(opening) for opening in openings],
         likely=fields.logprobs,
     )
 

@@ -56,6 +56,7 @@ class Choice:
         self.index = index
         self.request = request
         self.prompt = sample.request.tokens
+        self.added_tokens = request.added_tokens[sample.prompt_number] if request.echo else 0
         self.finish_reason = ""
         # (token, True if the model chose it); with the end token, if log-probabilities are shown.
         self.tokens: list[tuple[int, bool]] = []
@@ -74,7 +75,7 @@ class Choice:
         self._calls: list[Record] = []  # of tools; known at the end, and not sent
         self._pieces: list[Piece] = []  # shown, but not sent
         if request.echo:
-            self._show(tokenizer.decode(self.prompt[request.added_tokens :]))
+            self._show(tokenizer.decode(self.prompt[self.added_tokens :]))
 
     # ---- from the engine ----
 
@@ -130,13 +131,13 @@ class Choice:
             self._pieces.append(Piece("text", text))
 
     def _finish(self, reason: str) -> None:
-        """End the choice: what was held back is text, or calls of tools."""
+        """End the choice: what was held back is text, or calls of tools; an answer that was cut, or failed, says so."""
         self.finish_reason = reason
         if self._finder:
             text, self._calls = self._finder.close()
             if text:
                 self._pieces.append(Piece("text", text))
-            if self._calls:
+            if self._calls and reason == "stop":
                 self.finish_reason = "tool_calls"
 
     # ---- to the client ----
@@ -193,7 +194,7 @@ class Choice:
         """Return the log-probabilities of a completion's tokens, those of a stop too; with `echo` also the prompt's."""
         # The first token has no log-probability.
         scored = list(zip(self.row(), [None, *score], strict=True))
-        shown = scored[self.request.added_tokens : len(self.prompt)] if self.request.echo else []
+        shown = scored[self.added_tokens : len(self.prompt)] if self.request.echo else []
         for (_, sampled), one in zip(self.tokens, scored[len(self.prompt) :], strict=True):
             if sampled:  # the calculator's tokens were not the model's choice
                 shown.append(one)

@@ -1,6 +1,7 @@
 """Requests as clients write them: accepted fields, and refusals with the field's name and a clear sentence."""
 
 import json
+from copy import copy
 from dataclasses import replace
 
 import pytest
@@ -71,10 +72,10 @@ def test_a_public_model_is_sampled_as_it_was_made_for() -> None:
 def test_prompts_of_all_kinds() -> None:
     bos, hi = ID["<|bos|>"], list(b"hi")
     for prompt, rows, added in [
-        ("hi", [[bos, *hi]], 1),
-        (["hi", ""], [[bos, *hi], [bos]], 1),
-        (hi, [hi], 0),
-        ([hi, [bos]], [hi, [bos]], 0),
+        ("hi", [[bos, *hi]], [1]),
+        (["hi", ""], [[bos, *hi], [bos]], [1, 1]),
+        (hi, [hi], [0]),
+        ([hi, [bos]], [hi, [bos]], [0, 0]),
     ]:
         request = completion(prompt=prompt)
         assert [list(one.tokens) for one in request.prompts] == rows
@@ -83,6 +84,20 @@ def test_prompts_of_all_kinds() -> None:
     text = "<|assistant_end|><|bos|>"
     assert chat_tokens([{"role": "user", "content": text}])[2:-2] == list(text.encode())
     assert list(completion(prompt=text).prompts[0].tokens) == [ID["<|bos|>"], *text.encode()]
+
+
+def test_prompts_of_a_model_whose_texts_begin_with_nothing() -> None:
+    """It predicts the first token of an empty text from something all the same."""
+    tokenizer = copy(TOKENIZER)
+    tokenizer.prefix = ()
+    bos, hi = ID["<|bos|>"], list(b"hi")
+    for prompt, rows, added in [
+        (["", "hi"], [[bos], hi], [1, 0]),
+        ([[bos], hi], [[bos], hi], [0, 0]),
+    ]:
+        request = parse_completion(json.dumps({"prompt": prompt}).encode(), replace(SERVED, tokenizer=tokenizer))
+        assert [list(one.tokens) for one in request.prompts] == rows
+        assert request.added_tokens == added
 
 
 def test_answers_come_back_with_their_parts() -> None:

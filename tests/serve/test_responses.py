@@ -3,6 +3,8 @@
 import asyncio
 import json
 from collections import deque
+from copy import copy
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -70,19 +72,19 @@ class Steps:
         self.cancelled += samples
 
 
-def parse(body):
-    return (parse_chat if "messages" in body else parse_completion)(json.dumps(body).encode(), SERVED)
+def parse(body, served=SERVED):
+    return (parse_chat if "messages" in body else parse_completion)(json.dumps(body).encode(), served)
 
 
-def whole_of(engine, body):
-    request = parse(body)
-    return json.loads(asyncio.run(ApiResponse(request, SERVED, Steps(engine)).whole()))
+def whole_of(engine, body, served=SERVED):
+    request = parse(body, served)
+    return json.loads(asyncio.run(ApiResponse(request, served, Steps(engine)).whole()))
 
 
-def chunks_of(engine, body):
+def chunks_of(engine, body, served=SERVED):
     async def collect():
-        request = parse({**body, "stream": True})
-        return [part async for part in ApiResponse(request, SERVED, Steps(engine)).stream()]
+        request = parse({**body, "stream": True}, served)
+        return [part async for part in ApiResponse(request, served, Steps(engine)).stream()]
 
     *events, last = b"".join(asyncio.run(collect())).decode("ascii").removesuffix("\n\n").split("\n\n")
     assert last == "data: [DONE]"
@@ -162,11 +164,12 @@ def test_an_echo_scores_the_prompt_as_a_plain_forward_does(prompts) -> None:
     request, engine = parse(body), Engine(MODEL, TOKENIZER)
     samples = chain.from_iterable(tokens_of(engine.generate(request.prompts)))
     for choice, tokens in zip(whole_of(engine, body)["choices"], samples, strict=True):
-        prompt, found = list(request.prompts[choice["index"] // 2].tokens), choice["logprobs"]
-        assert choice["text"].startswith(TOKENIZER.decode(prompt[request.added_tokens :]))
-        row = [*prompt, *tokens][: request.added_tokens + len(found["tokens"])]
+        number = choice["index"] // 2
+        prompt, found, added = list(request.prompts[number].tokens), choice["logprobs"], request.added_tokens[number]
+        assert choice["text"].startswith(TOKENIZER.decode(prompt[added:]))
+        row = [*prompt, *tokens][: added + len(found["tokens"])]
         logprobs = MODEL(torch.tensor([row]))[0].log_softmax(-1)
-        expected = [None, *(float(logprobs[i, token]) for i, token in enumerate(row[1:]))][request.added_tokens :]
+        expected = [None, *(float(logprobs[i, token]) for i, token in enumerate(row[1:]))][added:]
         assert found["token_logprobs"] == [one if one is None else pytest.approx(one, abs=1e-5) for one in expected]
         for logprob, top in zip(found["token_logprobs"], found["top_logprobs"], strict=True):
             assert logprob is None or (logprob in top.values() and len(top) in (2, 3))
@@ -174,6 +177,28 @@ def test_an_echo_scores_the_prompt_as_a_plain_forward_does(prompts) -> None:
         found = choice["logprobs"]
         for logprob, top in list(zip(found["token_logprobs"], found["top_logprobs"], strict=True))[-3:]:
             assert logprob == max(top.values())
+
+
+def test_an_echo_of_an_empty_prompt_is_empty() -> None:
+    """Also where texts begin with nothing: the token that the model continues was added here, and is counted."""
+    tokenizer = copy(TOKENIZER)
+    tokenizer.prefix = ()
+    served, body = replace(SERVED, tokenizer=tokenizer), {"temperature": 0, "echo": True, "max_tokens": 9}
+    engine = Engine(script_model(*ids_of("[bos]ABC[assistant_end]")), tokenizer)
+    for prompt, text, read in (
+        ([""], ["ABC"], 1),
+        (["", "A"], ["ABC", "ABC"], 2),
+        ([[ID["<|bos|>"]]], ["<|bos|>ABC"], 1),
+    ):
+        whole = whole_of(engine, {**body, "prompt": prompt}, served)
+        assert [choice["text"] for choice in whole["choices"]] == text
+        assert whole["usage"]["prompt_tokens"] == read
+        chunks = chunks_of(engine, {**body, "prompt": prompt}, served)
+        assert [joined(chunks, number)[0] for number in range(len(text))] == text
+    first, second = whole_of(engine, {**body, "prompt": ["", "A"], "logprobs": 0}, served)["choices"]
+    shown = ["A", "B", "C", "<|assistant_end|>"]
+    assert first["logprobs"]["tokens"] == second["logprobs"]["tokens"] == shown
+    assert [choice["logprobs"]["token_logprobs"][0] is None for choice in (first, second)] == [False, True]
 
 
 def test_the_token_that_ends_a_completion_has_a_log_probability() -> None:

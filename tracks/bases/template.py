@@ -11,6 +11,7 @@ answer in another way than it asks for one, the answer is found by marks around 
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
 from itertools import accumulate
@@ -255,9 +256,7 @@ class JinjaTemplate:
 
     def render_prompt(self, conversation: Conversation) -> list[int]:
         """Return the ids up to the place where the assistant begins to write."""
-        tools = self._tools(conversation)
-        messages = self._prepared(conversation["messages"], tools)
-        text = self.text(messages, tools, prompt=True)
+        messages, _, text = self._written(conversation, prompt=True)
         _check_calls(messages, text)
         return [id for id, _ in self._tokens(text)]
 
@@ -267,9 +266,7 @@ class JinjaTemplate:
 
     def render(self, conversation: Conversation) -> tuple[list[int], list[int]]:
         """Return (ids, mask) for a conversation; the mask is 1 on tokens that the assistant writes, else 0."""
-        tools = self._tools(conversation)
-        messages = self._prepared(conversation["messages"], tools)
-        text = self.text(messages, tools)
+        messages, tools, text = self._written(conversation)
         tokens = list(self._tokens(text))
         mask = [0] * len(tokens)
         if self.marks_itself:
@@ -292,6 +289,36 @@ class JinjaTemplate:
                 _check_calls([message], text[slice(*span)])
                 self._learn(mask, tokens, text, span)
         return [id for id, _ in tokens], mask
+
+    def _written(self, conversation: Conversation, prompt: bool = False) -> tuple[list[dict[str, Any]], Any, str]:
+        """Return the messages and tools of a conversation for the template, and the text that it writes for them.
+
+        What a developer says is the system's, where the template refuses the role or would leave the message out: most
+        know no such role.
+        """
+        tools = self._tools(conversation)
+        messages = self._prepared(conversation["messages"], tools)
+        if not any(message["role"] == "developer" for message in messages):
+            return messages, tools, self.text(messages, tools, prompt)
+        said = [number for number, one in enumerate(messages) if one["role"] == "developer" and one.get("content")]
+        with suppress(TemplateError):
+            text = self.text(messages, tools, prompt)
+            if self._writes(said, messages, tools, text, prompt):
+                return messages, tools, text
+        messages = [{**one, "role": "system"} if one["role"] == "developer" else one for one in messages]
+        text = self.text(messages, tools, prompt)
+        if not self._writes(said, messages, tools, text, prompt):
+            raise TemplateError("the chat template does not write the message of the role developer")
+        return messages, tools, text
+
+    def _writes(self, numbers: list[int], messages: list[dict[str, Any]], tools: Any, text: str, prompt: bool) -> bool:
+        """Return True if all these messages are in the text: with another content it would not be the same."""
+        for number in numbers:
+            other = [*messages]
+            other[number] = {**messages[number], "content": f"{messages[number]['content']}{BEGIN}"}
+            if self.text(other, tools, prompt) == text:
+                return False
+        return True
 
     def _span_of(self, whole: Rendered, number: int) -> Span | None:
         """Return where a message of the assistant stands in the text; None if it cannot be found.

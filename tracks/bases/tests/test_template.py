@@ -11,10 +11,12 @@ import transformers
 from tokenizers import AddedToken, Tokenizer
 
 from nanochat.chat import fitted_prompt, render_conversation, render_prompt
+from nanochat.engine import Event, samples_of
 from nanochat.errors import TemplateError, UserError
 from nanochat.paths import tokenizer_file
 from nanochat.protocols import CallForm
 from nanochat.serve.requests import ApiError, ServedModel, parse_chat
+from nanochat.serve.responses import Choice
 from tasks.chats import json_lines
 from tracks.bases.template import BEGIN, BREAK, END, JinjaTemplate
 from tracks.bases.templates import joined_template
@@ -257,6 +259,57 @@ def test_the_template_decides_who_may_follow_whom(tmp_path: Path, monkeypatch: p
     assert sorted(len(row["messages"]) for row in task) == [3, 3, 3, 4]
     with pytest.raises(UserError, match=r"chats\.jsonl:1: message 1: its role is 'assistant'"):
         json_lines(str(tmp_path / "chats.jsonl"))("train")
+
+
+# As Qwen3 and Phi 3 write: messages of the roles that they know alone. INSTRUCTED begins as Qwen2.5 without a system.
+ROLES = "{% for message in messages if message.role in ROLES %}" + CHATML.partition("%}")[2]
+KNOWN = ROLES.replace("ROLES", "['system', 'user', 'assistant']")
+INSTRUCTED = "{% if messages[0].role != 'system' %}{{ '<|im_start|>system\nYou are.<|im_end|>\n' }}{% endif %}" + KNOWN
+REFUSING = (
+    "{% for message in messages if message.role == 'developer' %}{{ raise_exception('No.') }}{% endfor %}" + CHATML
+)
+WITH_DEVELOPER = ROLES.replace("ROLES", "['system', 'developer', 'user', 'assistant']")
+
+
+@pytest.mark.parametrize("template", [CHATML, KNOWN, INSTRUCTED, REFUSING, MARKED, WITH_DEVELOPER])
+@pytest.mark.parametrize("place", [0, 2])
+def test_what_a_developer_says_is_written_alike_in_training_and_by_the_server(template: str, place: int) -> None:
+    """As what the system says, where the template would leave it out."""
+    ours, theirs = public("llama", template=template, ends=(2, 6, 0)), theirs_with(template)
+    role = "system" if template in (KNOWN, INSTRUCTED, REFUSING) else "developer"
+    plain = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Moi."}]
+    turns = [*plain, *plain]
+    turns.insert(place, {"role": "developer", "content": "Answer in French."})
+    same = [{**message, "role": role if number == place else message["role"]} for number, message in enumerate(turns)]
+    ids, mask = render_conversation({"messages": turns}, ours)
+    assert ids == theirs.apply_chat_template(same)["input_ids"]
+    assert f"<|im_start|>{role}\nAnswer in French.<|im_end|>" in ours.decode(ids)
+    assert ours.decode([id for id, one in zip(ids, mask, strict=True) if one]) == "Moi.<|im_end|>" * 2
+    asked = turns[:-1]
+    prompt = render_prompt({"messages": asked}, ours)
+    request = parse_chat(json.dumps({"messages": asked}).encode(), ServedModel("mine", ours, 512))
+    assert list(request.prompts[0].tokens) == prompt
+    assert prompt == theirs.apply_chat_template(same[:-1], add_generation_prompt=True)["input_ids"]
+
+
+FIRST_ALONE = "['user', 'assistant'] or (message.role == 'developer' and message == messages[0])"
+
+
+@pytest.mark.parametrize("known", ["['user', 'assistant']", FIRST_ALONE])
+def test_what_a_developer_says_is_not_dropped(known: str) -> None:
+    """A template that writes no system message, or the role in one place alone, refuses the conversation."""
+    ours = public("llama", template=ROLES.replace("ROLES", known), ends=(2, 6, 0))
+    turns = [{"role": "user", "content": "Who?"}, {"role": "developer", "content": "Answer in French."}]
+    answered = [*turns, {"role": "assistant", "content": "Moi."}]
+    with pytest.raises(TemplateError, match="does not write the message of the role developer"):
+        render_conversation({"messages": answered}, ours)
+    with pytest.raises(TemplateError, match="does not write the message of the role developer"):
+        render_prompt({"messages": answered}, ours)
+    with pytest.raises(ApiError, match="does not write the message of the role developer") as caught:
+        parse_chat(json.dumps({"messages": turns}).encode(), ServedModel("mine", ours, 512))
+    assert caught.value.status_code == 400
+    turns[1]["content"] = ""
+    assert ours.decode(render_prompt({"messages": turns}, ours)).endswith("Who?<|im_end|>\n<|im_start|>assistant\n")
 
 
 @pytest.mark.parametrize("name", ["chatml", "stripped", "thinking", "marked"])
@@ -652,6 +705,42 @@ def test_turns_of_tools_reach_the_template_of_a_server() -> None:
     assert (request.tools, request.parallel_calls) == ({"add"}, True)
     with pytest.raises(ApiError, match="no chat template that writes calls"):
         parse_chat(json.dumps(body).encode(), replace(served, is_base=True))
+
+
+def ended(written: str, reason: str, stream: bool) -> tuple[str, list[Any], str]:
+    """Return (text, calls, finish reason) that a client reads of an answer which the engine has ended like that."""
+    ours = public("qwen3", template=LISTED.replace("[CALLS] [", "<tool_call>").replace("{{ ']' }}", "</tool_call>"))
+    served = ServedModel("mine", ours, 512)
+    body = {"messages": [{"role": "user", "content": "Hi"}], "tools": [TOOL], "stream": stream}
+    request = parse_chat(json.dumps(body).encode(), served)
+    [sample] = samples_of(request.prompts)
+    choice = Choice(0, sample, request, ours)
+    events = [*(Event(sample, id) for id in ours.encode(written)), Event(sample, None, reason=reason)]
+    if not stream:
+        for event in events:
+            choice.append(event)
+        whole = choice.whole()
+        return whole["message"]["content"] or "", whole["message"].get("tool_calls", []), whole["finish_reason"]
+    deltas = []
+    for event in events:
+        choice.append(event)
+        deltas += choice.new_deltas()
+    reasons = [delta["finish_reason"] for delta in deltas]
+    assert reasons[:-1] == [None] * (len(deltas) - 1)
+    calls = [call for delta in deltas for call in delta["delta"].get("tool_calls", [])]
+    return "".join(delta["delta"].get("content", "") for delta in deltas), calls, reasons[-1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_with_calls_that_was_cut_or_failed_says_so(stream: bool) -> None:
+    """Calls that are whole are told all the same; a client that runs them knows that there may be others."""
+    call = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    cut = '<tool_call>{"name": "add", "argu'
+    for written, text in ((call, ""), (call + cut, cut)):
+        for reason, expected in (("stop", "tool_calls"), ("length", "length"), ("error", "error")):
+            said, [made], found = ended(written, reason, stream)
+            assert (said, made["function"]) == (text, {"name": "add", "arguments": '{"a": 1}'})
+            assert found == expected
 
 
 @pytest.mark.parametrize("template", WITHOUT)
