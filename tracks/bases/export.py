@@ -50,7 +50,9 @@ def write_folder(model: GPT, tokenizer: Tokenizer, manifest: Record, folder: Pat
     _write_tokenizer_files(tokenizer, folder, settings["max_position_embeddings"])
     ends = public["generation"].get("eos_token_id", public["config"].get("eos_token_id"))
     ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
-    ends = list(dict.fromkeys([tokenizer.turn_end, *ends]))
+    # Training here takes every one of its ends for the end of an answer: behind none of them `generate` may go on.
+    trained = tokenizer.turn_ends if manifest.get("learned") else (tokenizer.turn_end,)
+    ends = list(dict.fromkeys([*trained, *ends]))
     generation = {**public["generation"], "eos_token_id": ends}
     write_json(folder / "generation_config.json", generation)
     checks = [_compare_models(model, folder), _compare_tokenizers(tokenizer, folder)]

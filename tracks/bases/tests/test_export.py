@@ -20,7 +20,15 @@ from tracks.export import hf
 def record_of(place: Path) -> dict:
     source = open_source(str(place))
     public = {"architecture": "X", "from": "a place", "config": source.settings, "generation": source.generation}
-    return {"stage": "chat_sft", "step": 0, "public": public | {"licence": "mit", "files": source.hashes()}}
+    public |= {"licence": "mit", "files": source.hashes()}
+    return {"stage": "chat_sft", "step": 0, "data": None, "public": public}
+
+
+# What the manifest of a model that was tuned here has beside that.
+TUNED = {
+    "data": {"tasks": {"GSM8K": {}, "my_chats": {}}},
+    "learned": [["mid_train", "MMLU"], ["base_train", "not recorded"]],
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -112,6 +120,19 @@ def test_a_shorter_context_is_that_of_the_source_again(case: str, tmp_path: Path
     write_folder(model_of(source), PublicTokenizer(source.definition), record_of(tmp_path / "in"), tmp_path / "out")
     assert transformers.AutoConfig.from_pretrained(tmp_path / "out").max_position_embeddings == CONTEXT
     assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["model_max_length"] == CONTEXT
+
+
+@pytest.mark.parametrize("more", [{}, TUNED], ids=["as it came", "tuned"])
+def test_a_tuned_model_ends_where_its_answers_ended_here(more: dict, tmp_path: Path) -> None:
+    """RL takes each of these tokens for an end: `generate` does not go on behind one."""
+    save_folder("llama", tmp_path / "in")
+    source = open_source(str(tmp_path / "in"))
+    tokenizer = PublicTokenizer(source.definition)
+    (tmp_path / "out").mkdir()
+    write_folder(model_of(source), tokenizer, record_of(tmp_path / "in") | more, tmp_path / "out")
+    loaded = transformers.GenerationConfig.from_pretrained(tmp_path / "out")
+    assert tokenizer.turn_ends == (2, 0)
+    assert loaded.eos_token_id == ([2, 0] if more else [2])
 
 
 def test_code_of_its_own_is_not_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
