@@ -7,15 +7,16 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+from nanochat.checkpoint import learned_from
 from nanochat.errors import UserError
 from nanochat.gpt import GPT
-from nanochat.log import Record, print0
+from nanochat.log import Record, markdown_table, print0, table_of
 from nanochat.paths import write_json, write_text
 from nanochat.tokenizer import Tokenizer
 from tracks.bases.families import FAMILIES, names_of
 from tracks.bases.model import PublicGPT
 from tracks.bases.tokenizer import PublicTokenizer
-from tracks.export.hf import transformers
+from tracks.export.hf import licenses, transformers
 from tracks.export.tokenizers import sample_texts
 
 LENGTH = 1024  # tokens of the rows that are compared
@@ -125,7 +126,8 @@ def _compare_tokenizers(tokenizer: PublicTokenizer, folder: Path) -> str:
 def _card(model: PublicGPT, manifest: Record, checks: list[str]) -> str:
     """Return the model card: where the weights come from, and what was done here."""
     public = manifest["public"]
-    learned = [" ".join(one) for one in manifest.get("learned", [])]
+    rows = _learned(manifest)
+    table = markdown_table(table_of("", "Stage | Data | License", rows))
     files = "".join(f"- {name}: {digest}\n" for name, digest in public["files"].items())
     return CARD.format(
         head=yaml.safe_dump(_head(public), sort_keys=False),
@@ -134,11 +136,17 @@ def _card(model: PublicGPT, manifest: Record, checks: list[str]) -> str:
         licence=public["licence"] or "not named in the files that came: look at its page",
         stage=manifest["stage"],
         step=manifest["step"],
-        learned=", ".join(learned) or "nothing",
+        learned=LEARNED.format(table=table) if rows else NOTHING,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         files=files,
         checks="".join(f"- {check}\n" for check in checks),
     )
+
+
+def _learned(manifest: Record) -> list[list[str]]:
+    """Return (stage, data, license) for each text and task that the model learned from here."""
+    brought_in = learned_from(manifest)[-1]  # the first model of all, of whose data there is no record
+    return [row for row in licenses(manifest) if row[:2] != brought_in]
 
 
 def _head(public: Record) -> Record:
@@ -168,8 +176,7 @@ CARD = """\
 # {architecture}, from {origin}
 
 {parameters:,} parameters: the model that came from {origin}, at stage {stage}, step {step}.
-Here it learned from: {learned}.
-
+{learned}
 The license of the original weights holds for these too: {licence}.
 
 Files that it came in, with their SHA-256:
@@ -178,4 +185,14 @@ Files that it came in, with their SHA-256:
 Compared with the model in nanochat:
 
 {checks}"""
+NOTHING = """\
+Here it learned from nothing.
+"""
+LEARNED = """\
+Here it learned from these data:
+
+{table}
+
+"Not known": look at the page of the data, or ask who made it. The license follows from the name alone.
+"""
 EXPORTERS = {"public": {"hf": write_folder, "tokenizer": write_tokenizer}}

@@ -135,6 +135,27 @@ def test_a_tuned_model_ends_where_its_answers_ended_here(more: dict, tmp_path: P
     assert loaded.eos_token_id == ([2, 0] if more else [2])
 
 
+@pytest.mark.parametrize("more", [{}, TUNED], ids=["as it came", "tuned"])
+def test_the_card_names_what_it_learned_from_here(more: dict, tmp_path: Path) -> None:
+    """With licenses: the last stage's data too, and not those of the model that was brought in."""
+    save_folder("llama", tmp_path / "in")
+    source = open_source(str(tmp_path / "in"))
+    (tmp_path / "out").mkdir()
+    tokenizer = PublicTokenizer(source.definition)
+    write_folder(model_of(source), tokenizer, record_of(tmp_path / "in") | more, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in card.splitlines() if line.startswith("| ")]
+    assert ("Here it learned from nothing." in card) == (not more)
+    assert "not recorded" not in card
+    tuned = [
+        ["Stage", "Data", "License"],
+        ["chat_sft", "GSM8K", "MIT"],
+        ["chat_sft", "my_chats", "not known"],
+        ["mid_train", "MMLU", "MIT, its training split is made of other data sets with their own"],
+    ]
+    assert [row for row in rows if set(row[0]) != {"-"}] == (tuned if more else [])
+
+
 def test_code_of_its_own_is_not_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By a model that was brought in before such were refused."""
     save_folder("llama", tmp_path / "in")
