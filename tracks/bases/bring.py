@@ -107,6 +107,7 @@ def main(config: Config) -> None:
             "from": config.from_,
             "architecture": FAMILIES[shape.family].architecture,
             "config": source.settings,
+            "sides": source.sides,
             "generation": source.generation,
             "licence": source.licence,
             "files": outcome.artifacts,

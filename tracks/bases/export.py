@@ -48,7 +48,7 @@ def write_folder(model: GPT, tokenizer: Tokenizer, manifest: Record, folder: Pat
     # Its context is that of the source, also if it was made shorter here: no scaling that is known depends on it.
     settings |= {"vocab_size": config.vocab_size, "tie_word_embeddings": config.tie_embeddings}
     write_json(folder / "config.json", settings)
-    _write_tokenizer_files(tokenizer, folder, settings["max_position_embeddings"])
+    _write_tokenizer_files(tokenizer, public, folder, settings["max_position_embeddings"])
     ends = public["generation"].get("eos_token_id", public["config"].get("eos_token_id"))
     ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
     # Training here takes every one of its ends for the end of an answer: behind none of them `generate` may go on.
@@ -66,12 +66,15 @@ def write_tokenizer(model: GPT, tokenizer: Tokenizer, manifest: Record, folder: 
     assert isinstance(tokenizer, PublicTokenizer)
     public = manifest.get("public") or {"config": {}}
     context = public["config"].get("max_position_embeddings", model.config.max_seq_len)
-    _write_tokenizer_files(tokenizer, folder, context)
+    _write_tokenizer_files(tokenizer, public, folder, context)
     return [_compare_tokenizers(tokenizer, folder)]
 
 
-def _write_tokenizer_files(tokenizer: PublicTokenizer, folder: Path, context: int) -> None:
-    """Write the tokenizer.json as it came, and what `transformers` wants to know beside it."""
+def _write_tokenizer_files(tokenizer: PublicTokenizer, public: Record, folder: Path, context: int) -> None:
+    """Write the tokenizer.json as it came, and what `transformers` wants to know beside it.
+
+    public: of the manifest.
+    """
     definition = tokenizer.definition
     write_text(folder / "tokenizer.json", definition.tokenizer)
     if definition.template:
@@ -81,6 +84,7 @@ def _write_tokenizer_files(tokenizer: PublicTokenizer, folder: Path, context: in
         "model_max_length": context,
         "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
+        **public.get("sides", {}),
         **definition.variables,
     }
     write_json(folder / "tokenizer_config.json", settings)

@@ -51,6 +51,9 @@ ROWS = 4096  # of a matrix that are looked at together
 # of up to 8 chips has a multiple of 128, or to make the number round: Qwen2.5 has 271 of 151,936.
 SPARE, SPARE_SHARE = 1024, 0.1
 TRIED = "Who? I am a 1.\U000f51a3"  # what a tokenizer is tried with; for the last character hardly any has a token
+SIDES = ("padding_side", "truncation_side")  # in a tokenizer_config.json
+# Classes of `transformers` that pad on the left unless a file says otherwise.
+PADS_LEFT = ("GemmaTokenizer", "LlamaTokenizer", "CodeLlamaTokenizer")
 OF_DOCUMENTS = "<|endoftext|>"  # stands between documents in vocabularies whose texts begin with nothing
 
 
@@ -66,6 +69,7 @@ class Source:
     names: Mapping[str, str]  # of every parameter: ours -> the name there
     read: Callable[[str], Tensor]  # from our name to the tensor, fp32
     definition: Definition  # of the tokenizer
+    sides: Record  # on which its tokenizer pads and cuts off in `transformers`, where they are not the usual ones
     generation: Record  # its defaults for sampling
     licence: str
     templates: Sequence[str]  # names of its own for conversations
@@ -166,6 +170,7 @@ def _open_folder(folder: Path, context: int, wanted: Wanted) -> Source:
         names=theirs,
         read=read,
         definition=definition,
+        sides=_sides(_json(folder / "tokenizer_config.json") or {}, settings, config, definition),
         generation=_json(folder / "generation_config.json") or {},
         licence=_licence(folder / "README.md"),
         templates=templates,
@@ -321,6 +326,7 @@ def _open_gguf(path: Path, context: int, wanted: Wanted) -> Source:
         names=theirs,
         read=lambda ours: file.read_as(names[ours], heads),
         definition=definition,
+        sides=_sides({}, settings, config, definition),
         generation={},
         licence=licence,
         templates=[*named],
@@ -418,6 +424,24 @@ def _definition(
     if outside:
         raise UserError(f"its token {outside[0]} ends a text, and its vocabulary has {config.vocab_size:,}")
     return replace(found, ends=ends)
+
+
+def _sides(options: Record, settings: Record, config: PublicConfig, definition: Definition) -> Record:
+    """Return the sides on which `transformers` pads texts and cuts them off, where they are not those of every class.
+
+    options: the tokenizer_config.json. settings: the config.json.
+    """
+    sides = {name: options[name] for name in SIDES if options.get(name) in ("left", "right")}
+    state = json.loads(definition.tokenizer)
+    if "padding_side" in sides or state.get("padding"):  # which goes along in the tokenizer.json
+        return sides
+    usual = "GemmaTokenizer" if config.family == "gemma3" else ""
+    named = str(options.get("tokenizer_class") or settings.get("tokenizer_class") or usual).removesuffix("Fast")
+    # This one is not taken for vocabularies of bytes, and Qwen2 has its own class, whatever is named.
+    of_bytes = named == "LlamaTokenizer" and '"ByteLevel"' in definition.tokenizer
+    if named in PADS_LEFT and not of_bytes and config.family != "qwen2":
+        sides["padding_side"] = "left"
+    return sides
 
 
 def _within(text: str, size: int) -> str:

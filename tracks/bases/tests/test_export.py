@@ -7,9 +7,10 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 from nanochat.errors import UserError
-from tracks.bases.export import write_folder
+from tracks.bases.export import write_folder, write_tokenizer
 from tracks.bases.sources import open_source, weights_of
 from tracks.bases.tests.public_models import CASES, CHATML, CONTEXT, model_of, save_folder, save_gguf
 from tracks.bases.tests.test_template import conversations
@@ -20,7 +21,7 @@ from tracks.export import hf
 def record_of(place: Path) -> dict:
     source = open_source(str(place))
     public = {"architecture": "X", "from": "a place", "config": source.settings, "generation": source.generation}
-    public |= {"licence": "mit", "files": source.hashes()}
+    public |= {"sides": source.sides, "licence": "mit", "files": source.hashes()}
     return {"stage": "chat_sft", "step": 0, "data": None, "public": public}
 
 
@@ -97,6 +98,55 @@ def test_what_a_text_begins_with_is_what_transformers_reads(case: str, adds: boo
         ids = [*tokenizer.prefix, *tokenizer.encode(text)]
         assert first["input_ids"] == second["input_ids"] == ids == [*again.prefix, *again.encode(text)]
     assert list(tokenizer.prefix) == ([0] if case == "gemma3" else [])
+
+
+SIDES = {"padding_side": "left", "truncation_side": "left"}
+
+
+@pytest.mark.parametrize(
+    ("case", "settings", "padding"),
+    [
+        ("llama", SIDES, None),
+        ("llama", {}, None),
+        ("llama", {"tokenizer_class": "LlamaTokenizer"}, None),  # of bytes, which that class does not read
+        ("llama", {"padding_side": None}, "left"),
+        ("llama-pieces", {"tokenizer_class": "LlamaTokenizerFast"}, None),
+        ("qwen2", {"tokenizer_class": "GemmaTokenizer"}, None),
+        ("qwen2", SIDES, None),
+        ("gemma3", {"tokenizer_class": None}, None),
+        ("gemma3", {"tokenizer_class": "GemmaTokenizer"}, None),
+        ("gemma3", {"tokenizer_class": "GemmaTokenizer", "padding_side": "right"}, None),
+        ("gemma3", {"tokenizer_class": "GemmaTokenizer"}, "right"),
+        ("gemma3", {}, None),
+    ],
+)
+def test_texts_are_padded_on_the_side_of_the_source(
+    case: str, settings: dict, padding: str | None, tmp_path: Path
+) -> None:
+    """As its class in `transformers` does where no file says it: answers in a batch begin behind their questions."""
+    save_folder(case, tmp_path / "in")
+    file = tmp_path / "in" / "tokenizer_config.json"
+    values = json.loads(file.read_text()) | settings
+    file.write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
+    if padding:  # in the tokenizer.json
+        backend = Tokenizer.from_file(str(tmp_path / "in" / "tokenizer.json"))
+        backend.enable_padding(direction=padding, pad_id=3, pad_token="<pad>")
+        backend.save(str(tmp_path / "in" / "tokenizer.json"))
+    source = open_source(str(tmp_path / "in"))
+    (tmp_path / "out").mkdir()
+    write_tokenizer(model_of(source), PublicTokenizer(source.definition), record_of(tmp_path / "in"), tmp_path / "out")
+    first = transformers.AutoTokenizer.from_pretrained(tmp_path / "in")
+    second = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "out")
+    assert (first.padding_side, first.truncation_side) == (second.padding_side, second.truncation_side)
+    mask = second(["A", "The quick brown fox"], padding=True)["attention_mask"][0]
+    assert (mask[0], mask[-1]) == ((0, 1) if second.padding_side == "left" else (1, 0))
+
+
+def test_a_gguf_file_of_gemma_is_padded_on_the_left(tmp_path: Path) -> None:
+    """It names no class: `transformers` takes that of the architecture."""
+    for case, side in (("gemma3", {"padding_side": "left"}), ("llama", {})):
+        save_gguf(case, tmp_path / f"{case}.gguf")
+        assert open_source(str(tmp_path / f"{case}.gguf")).sides == side
 
 
 def test_rounded_weights_come_in_again(tmp_path: Path) -> None:
