@@ -110,6 +110,8 @@ def main(config: Config) -> None:
             "sides": source.sides,
             "generation": source.generation,
             "licence": source.licence,
+            "licence_link": source.licence_link,
+            "licence_texts": source.licence_texts,
             "files": outcome.artifacts,
         },
     }

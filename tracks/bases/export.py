@@ -71,7 +71,7 @@ def write_tokenizer(model: GPT, tokenizer: Tokenizer, manifest: Record, folder: 
 
 
 def _write_tokenizer_files(tokenizer: PublicTokenizer, public: Record, folder: Path, context: int) -> None:
-    """Write the tokenizer.json as it came, and what `transformers` wants to know beside it.
+    """Write the tokenizer.json as it came, what `transformers` wants to know beside it, and the texts of the license.
 
     public: of the manifest.
     """
@@ -88,6 +88,8 @@ def _write_tokenizer_files(tokenizer: PublicTokenizer, public: Record, folder: P
         **definition.variables,
     }
     write_json(folder / "tokenizer_config.json", settings)
+    for name, text in public.get("licence_texts", {}).items():
+        write_text(folder / name, text)
 
 
 @torch.inference_mode()
@@ -133,11 +135,13 @@ def _card(model: PublicGPT, manifest: Record, checks: list[str]) -> str:
     rows = _learned(manifest)
     table = markdown_table(table_of("", "Stage | Data | License", rows))
     files = "".join(f"- {name}: {digest}\n" for name, digest in public["files"].items())
+    texts = ", ".join(public.get("licence_texts", {}))
     return CARD.format(
         head=yaml.safe_dump(_head(public), sort_keys=False),
         architecture=public["architecture"],
         origin=public["from"],
         licence=public["licence"] or "not named in the files that came: look at its page",
+        texts=f"Its files came along: {texts}.\n" if texts else "",
         stage=manifest["stage"],
         step=manifest["step"],
         learned=LEARNED.format(table=table) if rows else NOTHING,
@@ -164,6 +168,8 @@ def _head(public: Record) -> Record:
         head["license"] = names if len(names) > 1 else names[0]
     elif names:
         head |= {"license": "other", "license_name": ", ".join(names)}
+    if public.get("licence_link"):
+        head["license_link"] = public["licence_link"]
     return head
 
 
@@ -182,7 +188,7 @@ CARD = """\
 {parameters:,} parameters: the model that came from {origin}, at stage {stage}, step {step}.
 {learned}
 The license of the original weights holds for these too: {licence}.
-
+{texts}
 Files that it came in, with their SHA-256:
 
 {files}

@@ -22,6 +22,7 @@ def record_of(place: Path) -> dict:
     source = open_source(str(place))
     public = {"architecture": "X", "from": "a place", "config": source.settings, "generation": source.generation}
     public |= {"sides": source.sides, "licence": "mit", "files": source.hashes()}
+    public |= {"licence_link": source.licence_link, "licence_texts": source.licence_texts}
     return {"stage": "chat_sft", "step": 0, "data": None, "public": public}
 
 
@@ -249,3 +250,30 @@ def test_the_card_begins_with_what_the_hub_shows(origin: str, licence: str, head
     fixed = "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- nanochat\n"
     assert card.startswith(f"{fixed}{head}---\n\n# ")
     assert open_source(str(tmp_path / "out")).licence == licence
+
+
+def test_the_files_of_a_license_go_along(tmp_path: Path) -> None:
+    """To the byte, and with the link to one of them; they come in again with the folder."""
+    save_folder("llama", tmp_path / "in")
+    (tmp_path / "in" / "README.md").write_text(
+        "---\nlicense: other\nlicense_name: our-own\nlicense_link: LICENSE\n---\n# A fox\n"
+    )
+    files = {"LICENSE": b"Pass this on.\r\n", "NOTICE.txt": "Für alle".encode(), "USE_POLICY.md": b"# No hunting\n"}
+    for name, content in files.items():
+        (tmp_path / "in" / name).write_bytes(content)
+    source = open_source(str(tmp_path / "in"))
+    record = record_of(tmp_path / "in")
+    record["public"]["licence"] = source.licence
+    model, tokenizer = model_of(source), PublicTokenizer(source.definition)
+    for write in (write_folder, write_tokenizer):
+        out = tmp_path / write.__name__
+        out.mkdir()
+        write(model, tokenizer, record, out)
+        assert {name: (out / name).read_bytes() for name in files} == files
+    card = (tmp_path / "write_folder" / "README.md").read_text(encoding="utf-8")
+    assert "\nlicense: other\nlicense_name: our-own\nlicense_link: LICENSE\n---\n" in card
+    assert "Its files came along: LICENSE, NOTICE.txt, USE_POLICY.md.\n" in card
+    again = open_source(str(tmp_path / "write_folder"))
+    assert (again.licence, again.licence_link) == ("our-own", "LICENSE")
+    assert again.licence_texts == source.licence_texts
+    assert {name: again.hashes()[name] for name in files} == {name: record["public"]["files"][name] for name in files}
