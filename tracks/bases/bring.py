@@ -107,8 +107,11 @@ def main(config: Config) -> None:
             "from": config.from_,
             "architecture": FAMILIES[shape.family].architecture,
             "config": source.settings,
+            "sides": source.sides,
             "generation": source.generation,
             "licence": source.licence,
+            "licence_link": source.licence_link,
+            "licence_texts": source.licence_texts,
             "files": outcome.artifacts,
         },
     }

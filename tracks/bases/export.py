@@ -7,15 +7,16 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+from nanochat.checkpoint import learned_from
 from nanochat.errors import UserError
 from nanochat.gpt import GPT
-from nanochat.log import Record, print0
+from nanochat.log import Record, markdown_table, print0, table_of
 from nanochat.paths import write_json, write_text
 from nanochat.tokenizer import Tokenizer
 from tracks.bases.families import FAMILIES, names_of
 from tracks.bases.model import PublicGPT
 from tracks.bases.tokenizer import PublicTokenizer
-from tracks.export.hf import transformers
+from tracks.export.hf import licenses, transformers
 from tracks.export.tokenizers import sample_texts
 
 LENGTH = 1024  # tokens of the rows that are compared
@@ -47,10 +48,12 @@ def write_folder(model: GPT, tokenizer: Tokenizer, manifest: Record, folder: Pat
     # Its context is that of the source, also if it was made shorter here: no scaling that is known depends on it.
     settings |= {"vocab_size": config.vocab_size, "tie_word_embeddings": config.tie_embeddings}
     write_json(folder / "config.json", settings)
-    _write_tokenizer_files(tokenizer, folder, settings["max_position_embeddings"])
+    _write_tokenizer_files(tokenizer, public, folder, settings["max_position_embeddings"])
     ends = public["generation"].get("eos_token_id", public["config"].get("eos_token_id"))
     ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
-    ends = list(dict.fromkeys([tokenizer.turn_end, *ends]))
+    # Training here takes every one of its ends for the end of an answer: behind none of them `generate` may go on.
+    trained = tokenizer.turn_ends if manifest.get("learned") else (tokenizer.turn_end,)
+    ends = list(dict.fromkeys([*trained, *ends]))
     generation = {**public["generation"], "eos_token_id": ends}
     write_json(folder / "generation_config.json", generation)
     checks = [_compare_models(model, folder), _compare_tokenizers(tokenizer, folder)]
@@ -63,12 +66,15 @@ def write_tokenizer(model: GPT, tokenizer: Tokenizer, manifest: Record, folder: 
     assert isinstance(tokenizer, PublicTokenizer)
     public = manifest.get("public") or {"config": {}}
     context = public["config"].get("max_position_embeddings", model.config.max_seq_len)
-    _write_tokenizer_files(tokenizer, folder, context)
+    _write_tokenizer_files(tokenizer, public, folder, context)
     return [_compare_tokenizers(tokenizer, folder)]
 
 
-def _write_tokenizer_files(tokenizer: PublicTokenizer, folder: Path, context: int) -> None:
-    """Write the tokenizer.json as it came, and what `transformers` wants to know beside it."""
+def _write_tokenizer_files(tokenizer: PublicTokenizer, public: Record, folder: Path, context: int) -> None:
+    """Write the tokenizer.json as it came, what `transformers` wants to know beside it, and the texts of the license.
+
+    public: of the manifest.
+    """
     definition = tokenizer.definition
     write_text(folder / "tokenizer.json", definition.tokenizer)
     if definition.template:
@@ -78,9 +84,12 @@ def _write_tokenizer_files(tokenizer: PublicTokenizer, folder: Path, context: in
         "model_max_length": context,
         "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
+        **public.get("sides", {}),
         **definition.variables,
     }
     write_json(folder / "tokenizer_config.json", settings)
+    for name, text in public.get("licence_texts", {}).items():
+        write_text(folder / name, text)
 
 
 @torch.inference_mode()
@@ -123,20 +132,29 @@ def _compare_tokenizers(tokenizer: PublicTokenizer, folder: Path) -> str:
 def _card(model: PublicGPT, manifest: Record, checks: list[str]) -> str:
     """Return the model card: where the weights come from, and what was done here."""
     public = manifest["public"]
-    learned = [" ".join(one) for one in manifest.get("learned", [])]
+    rows = _learned(manifest)
+    table = markdown_table(table_of("", "Stage | Data | License", rows))
     files = "".join(f"- {name}: {digest}\n" for name, digest in public["files"].items())
+    texts = ", ".join(public.get("licence_texts", {}))
     return CARD.format(
         head=yaml.safe_dump(_head(public), sort_keys=False),
         architecture=public["architecture"],
         origin=public["from"],
         licence=public["licence"] or "not named in the files that came: look at its page",
+        texts=f"Its files came along: {texts}.\n" if texts else "",
         stage=manifest["stage"],
         step=manifest["step"],
-        learned=", ".join(learned) or "nothing",
+        learned=LEARNED.format(table=table) if rows else NOTHING,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         files=files,
         checks="".join(f"- {check}\n" for check in checks),
     )
+
+
+def _learned(manifest: Record) -> list[list[str]]:
+    """Return (stage, data, license) for each text and task that the model learned from here."""
+    brought_in = learned_from(manifest)[-1]  # the first model of all, of whose data there is no record
+    return [row for row in licenses(manifest) if row[:2] != brought_in]
 
 
 def _head(public: Record) -> Record:
@@ -150,6 +168,8 @@ def _head(public: Record) -> Record:
         head["license"] = names if len(names) > 1 else names[0]
     elif names:
         head |= {"license": "other", "license_name": ", ".join(names)}
+    if public.get("licence_link"):
+        head["license_link"] = public["licence_link"]
     return head
 
 
@@ -166,14 +186,23 @@ CARD = """\
 # {architecture}, from {origin}
 
 {parameters:,} parameters: the model that came from {origin}, at stage {stage}, step {step}.
-Here it learned from: {learned}.
-
+{learned}
 The license of the original weights holds for these too: {licence}.
-
+{texts}
 Files that it came in, with their SHA-256:
 
 {files}
 Compared with the model in nanochat:
 
 {checks}"""
+NOTHING = """\
+Here it learned from nothing.
+"""
+LEARNED = """\
+Here it learned from these data:
+
+{table}
+
+"Not known": look at the page of the data, or ask who made it. The license follows from the name alone.
+"""
 EXPORTERS = {"public": {"hf": write_folder, "tokenizer": write_tokenizer}}

@@ -6,6 +6,7 @@ are safetensors, the tokenizer is a tokenizer.json, and a class that a folder br
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -18,9 +19,9 @@ import yaml
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from nanochat.data.hub import fetch, mirrored, repo_files
+from nanochat.data.hub import HubError, HubFile, fetch, mirrored, repo_files
 from nanochat.errors import UserError
-from nanochat.log import Record
+from nanochat.log import Record, print0
 from nanochat.models import new_model
 from nanochat.paths import read_json, read_sha256
 from nanochat.quantized import Tensors
@@ -46,11 +47,16 @@ SINGLE = "model.safetensors"
 # Files of weights that may hold code.
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 MORE_TEMPLATES = "additional_chat_templates"  # a folder of files NAME.jinja
+LICENCES = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY")  # what files begin with that a license asks to pass on
+LARGEST_LICENCE = 1_000_000  # bytes of such a file
 ROWS = 4096  # of a matrix that are looked at together
 # Most rows of an embedding that no token has, the larger of a number and a share of all. Trainers add rows so that each
 # of up to 8 chips has a multiple of 128, or to make the number round: Qwen2.5 has 271 of 151,936.
 SPARE, SPARE_SHARE = 1024, 0.1
 TRIED = "Who? I am a 1.\U000f51a3"  # what a tokenizer is tried with; for the last character hardly any has a token
+SIDES = ("padding_side", "truncation_side")  # in a tokenizer_config.json
+# Classes of `transformers` that pad on the left unless a file says otherwise.
+PADS_LEFT = ("GemmaTokenizer", "LlamaTokenizer", "CodeLlamaTokenizer")
 OF_DOCUMENTS = "<|endoftext|>"  # stands between documents in vocabularies whose texts begin with nothing
 
 
@@ -66,8 +72,11 @@ class Source:
     names: Mapping[str, str]  # of every parameter: ours -> the name there
     read: Callable[[str], Tensor]  # from our name to the tensor, fp32
     definition: Definition  # of the tokenizer
+    sides: Record  # on which its tokenizer pads and cuts off in `transformers`, where they are not the usual ones
     generation: Record  # its defaults for sampling
     licence: str
+    licence_link: str  # as its model card has it
+    licence_texts: Mapping[str, str]  # by the name of the file
     templates: Sequence[str]  # names of its own for conversations
 
     def hashes(self) -> dict[str, str]:
@@ -106,9 +115,10 @@ def download(name: str) -> Path:
         raise UserError(
             f"{copy} is a copy of hub:{repo} without revisions: leave @{revision} out, or move it, to have the hub's"
         )
-    found = repo_files(repo, (".safetensors", ".json", ".jinja", "README.md"), kind="model", revision=revision or None)
+    found = repo_files(repo, ("",), kind="model", revision=revision or None)  # all: a license has any ending
     # No other forms of it, which lie in folders of their own.
-    files = [file for file in found if str(Path(file.path).parent) in (".", MORE_TEMPLATES)]
+    near = [file for file in found if str(Path(file.path).parent) in (".", MORE_TEMPLATES)]
+    files = [file for file in near if file.path.endswith((".safetensors", ".json", ".jinja", "README.md"))]
     configs = [file for file in files if file.path == "config.json"]
     if not configs:
         raise UserError(f"hub:{name} has no config.json: it is not a model that `transformers` reads")
@@ -119,7 +129,20 @@ def download(name: str) -> Path:
     folders = {path.parents[file.path.count("/")] for file, path in places}
     if len(folders) > 1:
         raise UserError(f"files of hub:{name} on this machine are of several revisions: name one, hub:{repo}@REVISION")
-    return folders.pop()
+    folder = folders.pop()
+    _fetch_licences([file for file in found if _is_licence(file.path)], folder)
+    return folder
+
+
+def _fetch_licences(files: Sequence[HubFile], folder: Path) -> None:
+    """Download the texts of a license into a model's folder; a line names what cannot be had."""
+    for file in files:
+        if not (folder / file.path).is_file():
+            try:
+                # Of the commit that the folder has: the hub may have a newer one by now.
+                fetch([replace(file, revision=folder.name)])
+            except HubError as error:
+                print0(f"import: without {file.path}: {error}", file=sys.stderr)
 
 
 # ---- a folder ----
@@ -157,17 +180,22 @@ def _open_folder(folder: Path, context: int, wanted: Wanted) -> Source:
 
     _check_tensors(folder, config, stored, theirs)
     definition, used, templates = _folder_definition(folder, settings, wanted, config)
+    licence, link = _licence(folder / "README.md")
+    texts = _licence_texts(folder)
     return Source(
         place=str(folder),
-        files=[folder / "config.json", *shards, *used],
+        files=[folder / "config.json", *shards, *used, *(folder / name for name in texts)],
         settings=settings,
         config=config,
         stored=stored,
         names=theirs,
         read=read,
         definition=definition,
+        sides=_sides(_json(folder / "tokenizer_config.json") or {}, settings, config, definition),
         generation=_json(folder / "generation_config.json") or {},
-        licence=_licence(folder / "README.md"),
+        licence=licence,
+        licence_link=link,
+        licence_texts=texts,
         templates=templates,
     )
 
@@ -184,21 +212,46 @@ def _has_another_head(places: Mapping[str, Path]) -> bool:
     return not torch.equal(*tensors)
 
 
-def _licence(card: Path) -> str:
-    """Return the license that the head of a model card names; empty if it names none."""
+def _licence(card: Path) -> tuple[str, str]:
+    """Return the license that the head of a model card names, and its link; empty if it has none."""
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
     head = text.partition("\n---")[0] if text.startswith("---\n") else ""
     try:
         values = yaml.safe_load(head)
     except (yaml.YAMLError, ValueError, RecursionError):  # of a date that cannot be, for example
-        return ""
+        return "", ""
     if not isinstance(values, dict):
-        return ""
+        return "", ""
     named = values.get("license")
-    if named == "other":
+    if named in (None, "other"):
         named = values.get("license_name") or named
     names = named if isinstance(named, list) else [named]
-    return ", ".join(name for name in names if isinstance(name, str) and is_text(name))
+    link = values.get("license_link")
+    return ", ".join(filter(_is_plain, names)), link if _is_plain(link) else ""
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str) and is_text(value)
+
+
+def _is_licence(name: str) -> bool:
+    """Return True for a file of the topmost folder that a license asks to pass on."""
+    return "/" not in name and name.upper().startswith(LICENCES)
+
+
+def _licence_texts(folder: Path) -> dict[str, str]:
+    """Return the texts that a license asks to pass on, by the names of their files; a line names what is none."""
+    texts = {}
+    for path in sorted(folder.iterdir()):
+        if not _is_licence(path.name) or not path.is_file():
+            continue
+        try:
+            if path.stat().st_size > LARGEST_LICENCE or not is_text(path.name):
+                raise ValueError
+            texts[path.name] = path.read_bytes().decode("utf-8")  # with the ends of its lines
+        except ValueError:  # of another encoding, too
+            print0(f"import: without {path.name!a}, which is no text of at most 1 MB", file=sys.stderr)
+    return texts
 
 
 def _shards(folder: Path) -> list[Path]:
@@ -311,6 +364,9 @@ def _open_gguf(path: Path, context: int, wanted: Wanted) -> Source:
     heads = {"attn_q": config.heads, "attn_k": config.kv_heads}
     definition = _about(path, _definition, text, named, wanted, special, ends, config)
     licence = file.get("general.license", "")
+    if licence == "other":
+        licence = file.get("general.license.name", "") or licence
+    link = file.get("general.license.link", "")
     file.forget()
     return Source(
         place=str(path),
@@ -321,8 +377,11 @@ def _open_gguf(path: Path, context: int, wanted: Wanted) -> Source:
         names=theirs,
         read=lambda ours: file.read_as(names[ours], heads),
         definition=definition,
+        sides=_sides({}, settings, config, definition),
         generation={},
         licence=licence,
+        licence_link=link if _is_plain(link) else "",
+        licence_texts={},
         templates=[*named],
     )
 
@@ -418,6 +477,24 @@ def _definition(
     if outside:
         raise UserError(f"its token {outside[0]} ends a text, and its vocabulary has {config.vocab_size:,}")
     return replace(found, ends=ends)
+
+
+def _sides(options: Record, settings: Record, config: PublicConfig, definition: Definition) -> Record:
+    """Return the sides on which `transformers` pads texts and cuts them off, where they are not those of every class.
+
+    options: the tokenizer_config.json. settings: the config.json.
+    """
+    sides = {name: options[name] for name in SIDES if options.get(name) in ("left", "right")}
+    state = json.loads(definition.tokenizer)
+    if "padding_side" in sides or state.get("padding"):  # which goes along in the tokenizer.json
+        return sides
+    usual = "GemmaTokenizer" if config.family == "gemma3" else ""
+    named = str(options.get("tokenizer_class") or settings.get("tokenizer_class") or usual).removesuffix("Fast")
+    # This one is not taken for vocabularies of bytes, and Qwen2 has its own class, whatever is named.
+    of_bytes = named == "LlamaTokenizer" and '"ByteLevel"' in definition.tokenizer
+    if named in PADS_LEFT and not of_bytes and config.family != "qwen2":
+        sides["padding_side"] = "left"
+    return sides
 
 
 def _within(text: str, size: int) -> str:

@@ -383,6 +383,36 @@ def test_a_merge_goes_out_as_a_model_of_its_architecture(home: Home) -> None:
     assert all(torch.equal(again[name], both[name].float()) for name in both)
 
 
+def test_a_tuned_model_goes_out_with_all_that_came(home: Home) -> None:
+    """License, ends of answers, the side of the padding: through the manifests of both runs."""
+    save_folder("gemma3", home.folder / "licensed")
+    settings = home.folder / "licensed" / "tokenizer_config.json"
+    settings.write_text(json.dumps(read_json(settings) | {"tokenizer_class": "GemmaTokenizer"}))
+    (home.folder / "licensed" / "README.md").write_text("---\nlicense: gemma\nlicense_link: LICENSE\n---\n")
+    (home.folder / "licensed" / "LICENSE").write_bytes(b"Pass this on.\r\n")
+    home.bring("licensed", "--tag=licensed").done()
+    mixture = f"--mixture=json:{home.folder / 'chats.jsonl'}"
+    flags = ("--source=sft", "--model-tag=licensed", "--tag=further", mixture, "--num-iterations=1", "--no-warm-start")
+    home.tune("scripts.chat_sft", *flags)
+    public = newest_manifest(home.base / "chat_sft" / "further")["public"]
+    assert public["files"]["LICENSE"] == hashlib.sha256(b"Pass this on.\r\n").hexdigest()
+    ends = []
+    for tag in ("licensed", "further"):
+        out = home.folder / f"{tag}-out"
+        home.run("tracks.export.export", "--source=sft", f"--tag={tag}", f"--out={out}").done()
+        assert (out / "LICENSE").read_bytes() == b"Pass this on.\r\n"
+        assert AutoTokenizer.from_pretrained(out).padding_side == "left"
+        ends.append(read_json(out / "generation_config.json")["eos_token_id"])
+        card = (out / "README.md").read_text(encoding="utf-8")
+        assert "\nlicense: gemma\nlicense_link: LICENSE\n---\n" in card
+        assert ("Here it learned from nothing." in card) == (tag == "licensed")
+        assert bool(re.search(r"^\| chat_sft \| .*chats\S* +\| not known", card, re.MULTILINE)) == (tag == "further"), (
+            card
+        )
+        assert "not recorded" not in card
+    assert ends == [[2], [2, 0]]
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [

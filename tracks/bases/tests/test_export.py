@@ -7,9 +7,10 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 from nanochat.errors import UserError
-from tracks.bases.export import write_folder
+from tracks.bases.export import write_folder, write_tokenizer
 from tracks.bases.sources import open_source, weights_of
 from tracks.bases.tests.public_models import CASES, CHATML, CONTEXT, model_of, save_folder, save_gguf
 from tracks.bases.tests.test_template import conversations
@@ -20,7 +21,16 @@ from tracks.export import hf
 def record_of(place: Path) -> dict:
     source = open_source(str(place))
     public = {"architecture": "X", "from": "a place", "config": source.settings, "generation": source.generation}
-    return {"stage": "chat_sft", "step": 0, "public": public | {"licence": "mit", "files": source.hashes()}}
+    public |= {"sides": source.sides, "licence": "mit", "files": source.hashes()}
+    public |= {"licence_link": source.licence_link, "licence_texts": source.licence_texts}
+    return {"stage": "chat_sft", "step": 0, "data": None, "public": public}
+
+
+# What the manifest of a model that was tuned here has beside that.
+TUNED = {
+    "data": {"tasks": {"GSM8K": {}, "my_chats": {}}},
+    "learned": [["mid_train", "MMLU"], ["base_train", "not recorded"]],
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -91,6 +101,55 @@ def test_what_a_text_begins_with_is_what_transformers_reads(case: str, adds: boo
     assert list(tokenizer.prefix) == ([0] if case == "gemma3" else [])
 
 
+SIDES = {"padding_side": "left", "truncation_side": "left"}
+
+
+@pytest.mark.parametrize(
+    ("case", "settings", "padding"),
+    [
+        ("llama", SIDES, None),
+        ("llama", {}, None),
+        ("llama", {"tokenizer_class": "LlamaTokenizer"}, None),  # of bytes, which that class does not read
+        ("llama", {"padding_side": None}, "left"),
+        ("llama-pieces", {"tokenizer_class": "LlamaTokenizerFast"}, None),
+        ("qwen2", {"tokenizer_class": "GemmaTokenizer"}, None),
+        ("qwen2", SIDES, None),
+        ("gemma3", {"tokenizer_class": None}, None),
+        ("gemma3", {"tokenizer_class": "GemmaTokenizer"}, None),
+        ("gemma3", {"tokenizer_class": "GemmaTokenizer", "padding_side": "right"}, None),
+        ("gemma3", {"tokenizer_class": "GemmaTokenizer"}, "right"),
+        ("gemma3", {}, None),
+    ],
+)
+def test_texts_are_padded_on_the_side_of_the_source(
+    case: str, settings: dict, padding: str | None, tmp_path: Path
+) -> None:
+    """As its class in `transformers` does where no file says it: answers in a batch begin behind their questions."""
+    save_folder(case, tmp_path / "in")
+    file = tmp_path / "in" / "tokenizer_config.json"
+    values = json.loads(file.read_text()) | settings
+    file.write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
+    if padding:  # in the tokenizer.json
+        backend = Tokenizer.from_file(str(tmp_path / "in" / "tokenizer.json"))
+        backend.enable_padding(direction=padding, pad_id=3, pad_token="<pad>")
+        backend.save(str(tmp_path / "in" / "tokenizer.json"))
+    source = open_source(str(tmp_path / "in"))
+    (tmp_path / "out").mkdir()
+    write_tokenizer(model_of(source), PublicTokenizer(source.definition), record_of(tmp_path / "in"), tmp_path / "out")
+    first = transformers.AutoTokenizer.from_pretrained(tmp_path / "in")
+    second = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "out")
+    assert (first.padding_side, first.truncation_side) == (second.padding_side, second.truncation_side)
+    mask = second(["A", "The quick brown fox"], padding=True)["attention_mask"][0]
+    assert (mask[0], mask[-1]) == ((0, 1) if second.padding_side == "left" else (1, 0))
+
+
+def test_a_gguf_file_of_gemma_is_padded_on_the_left(tmp_path: Path) -> None:
+    """It names no class: `transformers` takes that of the architecture."""
+    for case, side in (("gemma3", {"padding_side": "left"}), ("llama", {})):
+        save_gguf(case, tmp_path / f"{case}.gguf")
+        assert open_source(str(tmp_path / f"{case}.gguf")).sides == side
+
+
 def test_rounded_weights_come_in_again(tmp_path: Path) -> None:
     save_folder("llama", tmp_path / "in")
     source = open_source(str(tmp_path / "in"))
@@ -112,6 +171,40 @@ def test_a_shorter_context_is_that_of_the_source_again(case: str, tmp_path: Path
     write_folder(model_of(source), PublicTokenizer(source.definition), record_of(tmp_path / "in"), tmp_path / "out")
     assert transformers.AutoConfig.from_pretrained(tmp_path / "out").max_position_embeddings == CONTEXT
     assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["model_max_length"] == CONTEXT
+
+
+@pytest.mark.parametrize("more", [{}, TUNED], ids=["as it came", "tuned"])
+def test_a_tuned_model_ends_where_its_answers_ended_here(more: dict, tmp_path: Path) -> None:
+    """RL takes each of these tokens for an end: `generate` does not go on behind one."""
+    save_folder("llama", tmp_path / "in")
+    source = open_source(str(tmp_path / "in"))
+    tokenizer = PublicTokenizer(source.definition)
+    (tmp_path / "out").mkdir()
+    write_folder(model_of(source), tokenizer, record_of(tmp_path / "in") | more, tmp_path / "out")
+    loaded = transformers.GenerationConfig.from_pretrained(tmp_path / "out")
+    assert tokenizer.turn_ends == (2, 0)
+    assert loaded.eos_token_id == ([2, 0] if more else [2])
+
+
+@pytest.mark.parametrize("more", [{}, TUNED], ids=["as it came", "tuned"])
+def test_the_card_names_what_it_learned_from_here(more: dict, tmp_path: Path) -> None:
+    """With licenses: the last stage's data too, and not those of the model that was brought in."""
+    save_folder("llama", tmp_path / "in")
+    source = open_source(str(tmp_path / "in"))
+    (tmp_path / "out").mkdir()
+    tokenizer = PublicTokenizer(source.definition)
+    write_folder(model_of(source), tokenizer, record_of(tmp_path / "in") | more, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in card.splitlines() if line.startswith("| ")]
+    assert ("Here it learned from nothing." in card) == (not more)
+    assert "not recorded" not in card
+    tuned = [
+        ["Stage", "Data", "License"],
+        ["chat_sft", "GSM8K", "MIT"],
+        ["chat_sft", "my_chats", "not known"],
+        ["mid_train", "MMLU", "MIT, its training split is made of other data sets with their own"],
+    ]
+    assert [row for row in rows if set(row[0]) != {"-"}] == (tuned if more else [])
 
 
 def test_code_of_its_own_is_not_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,3 +250,30 @@ def test_the_card_begins_with_what_the_hub_shows(origin: str, licence: str, head
     fixed = "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- nanochat\n"
     assert card.startswith(f"{fixed}{head}---\n\n# ")
     assert open_source(str(tmp_path / "out")).licence == licence
+
+
+def test_the_files_of_a_license_go_along(tmp_path: Path) -> None:
+    """To the byte, and with the link to one of them; they come in again with the folder."""
+    save_folder("llama", tmp_path / "in")
+    (tmp_path / "in" / "README.md").write_text(
+        "---\nlicense: other\nlicense_name: our-own\nlicense_link: LICENSE\n---\n# A fox\n"
+    )
+    files = {"LICENSE": b"Pass this on.\r\n", "NOTICE.txt": "Für alle".encode(), "USE_POLICY.md": b"# No hunting\n"}
+    for name, content in files.items():
+        (tmp_path / "in" / name).write_bytes(content)
+    source = open_source(str(tmp_path / "in"))
+    record = record_of(tmp_path / "in")
+    record["public"]["licence"] = source.licence
+    model, tokenizer = model_of(source), PublicTokenizer(source.definition)
+    for write in (write_folder, write_tokenizer):
+        out = tmp_path / write.__name__
+        out.mkdir()
+        write(model, tokenizer, record, out)
+        assert {name: (out / name).read_bytes() for name in files} == files
+    card = (tmp_path / "write_folder" / "README.md").read_text(encoding="utf-8")
+    assert "\nlicense: other\nlicense_name: our-own\nlicense_link: LICENSE\n---\n" in card
+    assert "Its files came along: LICENSE, NOTICE.txt, USE_POLICY.md.\n" in card
+    again = open_source(str(tmp_path / "write_folder"))
+    assert (again.licence, again.licence_link) == ("our-own", "LICENSE")
+    assert again.licence_texts == source.licence_texts
+    assert {name: again.hashes()[name] for name in files} == {name: record["public"]["files"][name] for name in files}

@@ -68,6 +68,7 @@ def test_a_model_in_several_files(saved: Path, tmp_path: Path) -> None:
         ("---\nlicense: 'cc-by-4.0'\n---\n", "cc-by-4.0"),
         ("---\nlicense: other\nlicense_name: our-own\n---\n", "our-own"),
         ("---\nlicense: other\n---\n", "other"),
+        ("---\nlicense_name: our-own\n---\n", "our-own"),
         ("---\nlicense: {a: b}\n---\n", ""),
         ("---\nlicense: [\n---\n", ""),
         ("---\na: 2026-99-99\nlicense: mit\n---\n", ""),
@@ -80,6 +81,56 @@ def test_the_license_is_that_of_the_card(card: str, licence: str, saved: Path, t
     assert open_source(str(tmp_path / "model")).licence == ""
     (tmp_path / "model" / "README.md").write_text(card)
     assert open_source(str(tmp_path / "model")).licence == licence
+
+
+@pytest.mark.parametrize(
+    ("head", "link"),
+    [
+        ("license: other\nlicense_name: our-own\nlicense_link: LICENSE", "LICENSE"),
+        ("license: gemma\nlicense_link: https://example.org/terms", "https://example.org/terms"),
+        ("license: mit\nlicense_link: [a]", ""),
+        ('license: mit\nlicense_link: "\\ud800"', ""),
+        ("license: mit", ""),
+    ],
+)
+def test_the_link_of_a_license(head: str, link: str, saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved, tmp_path / "model")
+    (tmp_path / "model" / "README.md").write_text(f"---\n{head}\n---\n")
+    assert open_source(str(tmp_path / "model")).licence_link == link
+
+
+LICENCE_FILES = {
+    "LICENSE": b"Pass this on.\r\n",
+    "License-2.txt": "\ufeffFür alle\n".encode(),
+    "NOTICE": b"Made by a fox.",
+    "USE_POLICY.md": b"# No hunting\n" + 999_900 * b"x",
+}
+
+
+def test_the_files_of_a_license(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Texts of up to 1 MB, to the byte; others are named and left, and refuse nothing."""
+    folder = tmp_path / "model"
+    shutil.copytree(saved, folder)
+    assert open_source(str(folder)).licence_texts == {}
+    assert capsys.readouterr().err == ""
+    others = {"LICENSE.pdf": b"%PDF \xff\xfe", "NOTICE.all": 1_000_001 * b"x", "UNLICENSE": b"x", "NOTES": b"x"}
+    for name, content in {**LICENCE_FILES, **others}.items():
+        (folder / name).write_bytes(content)
+    (folder / "licenses").mkdir()
+    (folder / "licenses" / "LICENSE").write_text("of a part")
+    source = open_source(str(folder))
+    assert {name: text.encode() for name, text in source.licence_texts.items()} == LICENCE_FILES
+    hashes = source.hashes()
+    assert all(hashes[name] == read_sha256(folder / name) for name in LICENCE_FILES)
+    assert not hashes.keys() & others.keys()
+    assert [line.split("'")[1] for line in capsys.readouterr().err.splitlines()] == ["LICENSE.pdf", "NOTICE.all"]
+
+
+def test_a_gguf_file_names_its_license(tmp_path: Path) -> None:
+    entries = {"general.license": "other", "general.license.name": "our-own", "general.license.link": "LICENSE"}
+    save_gguf("llama", tmp_path / "model.gguf", entries=entries)
+    source = open_source(str(tmp_path / "model.gguf"))
+    assert (source.licence, source.licence_link, source.licence_texts) == ("our-own", "LICENSE", {})
 
 
 def test_half_precision_is_read(tmp_path: Path) -> None:
@@ -504,18 +555,44 @@ def test_a_model_of_the_hub(saved: Path, tmp_path: Path, monkeypatch: pytest.Mon
         open_source("hub:someone/other")
 
 
+def use_hub(server: BadHub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let downloads come from a local hub, without a mirror."""
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.address + "/{repo_id}/resolve/{revision}/{filename}"
+    )
+    monkeypatch.setattr(constants, "ENDPOINT", server.address)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.delenv("NANOCHAT_HUB", raising=False)
+
+
+@pytest.mark.parametrize("has_notice", [True, False])
+def test_the_files_of_a_license_come_from_the_hub(
+    has_notice: bool,
+    saved: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One that the hub lists and does not send is named: the model comes without it."""
+    files = {path.name: path.read_bytes() for path in saved.iterdir()}
+    texts = {"LICENSE": b"Pass this on.", "NOTICE": b"Made by a fox." if has_notice else b""}
+    with BadHub({**files, **texts, "licenses/LICENSE": b"of a part", "weights.bin": b"x"}) as server:
+        use_hub(server, tmp_path, monkeypatch)
+        source = open_source("hub:some/set")
+    assert {name: text.encode() for name, text in source.licence_texts.items()} == {
+        name: content for name, content in texts.items() if content
+    }
+    assert ("import: without NOTICE: " in capsys.readouterr().err) != has_notice
+    assert not [*tmp_path.glob("*/snapshots/*/weights.bin"), *tmp_path.glob("*/snapshots/*/licenses")]
+
+
 def test_a_model_that_cannot_be_read_is_refused_before_its_weights_are_downloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = json.dumps({"architectures": ["GPT2LMHeadModel"]}).encode()
     with BadHub({"config.json": config, "model.safetensors": b"w" * 1000, "tokenizer.json": b"{}"}) as server:
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.address + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setattr(constants, "ENDPOINT", server.address)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-        monkeypatch.delenv("NANOCHAT_HUB", raising=False)
+        use_hub(server, tmp_path, monkeypatch)
         with pytest.raises(UserError, match="its architecture is GPT2LMHeadModel: only"):
             open_source("hub:some/set")
     assert [path.name for path in tmp_path.glob("*/snapshots/*/*")] == ["config.json"]
