@@ -80,6 +80,8 @@ def _write_tokenizer_files(tokenizer: PublicTokenizer, folder: Path, context: in
         "clean_up_tokenization_spaces": False,
         **definition.variables,
     }
+    if definition.listed:
+        settings["additional_special_tokens"] = list(definition.listed)
     write_json(folder / "tokenizer_config.json", settings)
 
 

@@ -42,6 +42,7 @@ LLAMA3 = """\
     {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}
 {%- endif -%}
 """
+SAID = ("probe of a question", "probe of an answer")  # no template has these words of its own
 # Of a model that has several by name, the ones that are used, as `transformers` chooses.
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 TEMPLATES = {"chatml": CHATML, "gemma": GEMMA, "llama3": LLAMA3}
@@ -101,9 +102,16 @@ def _literal(value: Any) -> str:
 
 
 def turn_end(definition: Definition) -> list[int]:
-    """Return the token that a template writes behind an answer, if it is a special one."""
+    """Return the token that a template writes behind an answer, if it is a special one.
+
+    UserError for a template that leaves out what the user or the assistant says, as any other text would.
+    """
     tokenizer = PublicTokenizer(definition)
     assert isinstance(tokenizer.template, JinjaTemplate)
+    written = tokenizer.template.text([*map(dict, messages(SAID))])
+    for role, said in zip(("user", "assistant"), SAID, strict=True):
+        if said not in written:
+            raise UserError(f"its chat template does not write what the {role} says: choose another by --template")
     special = set(tokenizer.special_tokens.values())
     ids = tokenizer.template.whole(messages(["Who?", "I."]))
     spoken = tokenizer.encode("I.")[-1:]  # a vocabulary may have neither

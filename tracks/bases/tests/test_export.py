@@ -9,6 +9,7 @@ import transformers
 from safetensors.torch import load_file
 
 from nanochat.errors import UserError
+from nanochat.tokenizer import Tokenizer
 from tracks.bases.export import write_folder
 from tracks.bases.sources import open_source, weights_of
 from tracks.bases.tests.public_models import CASES, CHATML, CONTEXT, model_of, save_folder, save_gguf
@@ -89,6 +90,22 @@ def test_what_a_text_begins_with_is_what_transformers_reads(case: str, adds: boo
         ids = [*tokenizer.prefix, *tokenizer.encode(text)]
         assert first["input_ids"] == second["input_ids"] == ids == [*again.prefix, *again.encode(text)]
     assert list(tokenizer.prefix) == ([0] if case == "gemma3" else [])
+
+
+def test_special_tokens_that_are_listed_come_in_again(tmp_path: Path) -> None:
+    save_folder("llama", tmp_path / "in")
+    settings = tmp_path / "in" / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"extra_special_tokens": ["<think>"]}))
+    source = open_source(str(tmp_path / "in"))
+    tokenizer = PublicTokenizer(source.definition)
+    (tmp_path / "out").mkdir()
+    write_folder(model_of(source), tokenizer, record_of(tmp_path / "in"), tmp_path / "out")
+    again = PublicTokenizer(open_source(str(tmp_path / "out")).definition)
+    assert again.definition.listed == ["<think>"]
+    assert again.content_hash == tokenizer.content_hash
+    tokenizer.save(tmp_path / "tokenizer.json")
+    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert (loaded.content_hash, loaded.special_tokens) == (tokenizer.content_hash, tokenizer.special_tokens)
 
 
 def test_rounded_weights_come_in_again(tmp_path: Path) -> None:
