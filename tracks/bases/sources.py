@@ -111,7 +111,9 @@ def download(name: str) -> Path:
     files = [file for file in found if str(Path(file.path).parent) in (".", MORE_TEMPLATES)]
     configs = [file for file in files if file.path == "config.json"]
     if not configs:
-        raise UserError(f"hub:{name} has no config.json: it is not a model that `transformers` reads")
+        packed = repo_files(repo, (".gguf",), kind="model", revision=revision or None)
+        others = f"; it has {packed[0].path}: download that file, and name it by --from" if packed else ""
+        raise UserError(f"hub:{name} has no config.json: it is not a model that `transformers` reads{others}")
     # What cannot be read is refused before its weights are downloaded.
     for config in fetch(configs):
         _about(config.parent, read_config, _json(config) or {})
@@ -130,7 +132,9 @@ def _open_folder(folder: Path, context: int, wanted: Wanted) -> Source:
     if settings is None and (folder / "adapter_config.json").is_file():
         raise UserError(f"{folder} is an adapter: merge it into its model first, with peft's merge_and_unload")
     if settings is None:
-        raise UserError(f"{folder} has no config.json: it is not a folder of a model")
+        found = sorted(path.name for path in folder.glob("*.gguf"))
+        others = f"; for the model in a GGUF file name the file, --from={folder / found[0]}" if found else ""
+        raise UserError(f"{folder} has no config.json: it is not a folder of a model{others}")
     _about(folder, family_of, settings)  # before its files are read
     if "auto_map" in settings:  # its weights may be those of another model than its architecture says
         raise UserError(f"{folder} has a model with code of its own, which is not run")

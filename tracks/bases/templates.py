@@ -7,6 +7,8 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
+import jinja2
+
 from nanochat.chat import messages
 from nanochat.errors import UserError
 from tracks.bases.template import RENDERED, JinjaTemplate, is_text
@@ -82,6 +84,9 @@ def with_values(template: str, values: str) -> str:
         raise UserError("--template-values has half a character, which is no text: write the whole one")
     if taken := RENDERED.intersection(found):
         raise UserError(f"--template-values: {min(taken)} is what the template is rendered with, and cannot be set")
+    for name in found:
+        if not _is_variable(name):
+            raise UserError(f"--template-values: {name} is a word of Jinja, and cannot be set")
     if not template:
         raise UserError("--template-values needs a chat template, and this model has none: name one with --template")
     # The line break behind each is not written (trim_blocks).
@@ -90,6 +95,15 @@ def with_values(template: str, values: str) -> str:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
+
+
+def _is_variable(name: str) -> bool:
+    """Return False for a word that has a meaning in Jinja, as none and true."""
+    try:
+        jinja2.Environment().parse(f"{{% set {name} = 1 %}}{{{{ {name} }}}}")
+    except jinja2.TemplateSyntaxError:
+        return False
+    return True
 
 
 def _literal(value: Any) -> str:

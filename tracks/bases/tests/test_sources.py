@@ -264,6 +264,10 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         lambda folder: (folder / "config.json").unlink(),
         r"has no config\.json: it is not a folder of a model",
     ),
+    "no config beside a GGUF file": (
+        lambda folder: [(folder / "config.json").unlink(), (folder / "m-Q8_0.gguf").write_bytes(b"")],
+        r"not a folder of a model; for the model in a GGUF file name the file, --from=.*/model/m-Q8_0\.gguf$",
+    ),
     "config damaged": (lambda folder: (folder / "config.json").write_text("{"), r"config\.json is damaged"),
     "config nested": (lambda folder: (folder / "config.json").write_text("[" * 100_000), r"config\.json is damaged"),
     "tokenizer nested": (
@@ -557,6 +561,12 @@ def test_a_model_of_the_hub(saved: Path, tmp_path: Path, monkeypatch: pytest.Mon
         UserError, match=r"someone/llama is a copy of hub:someone/llama without revisions: leave @abc out"
     ):
         open_source("hub:someone/llama@abc")
+    (tmp_path / "models" / "someone" / "packed").mkdir()
+    for name in ("m-Q4_K_M.gguf", "README.md"):
+        (tmp_path / "models" / "someone" / "packed" / name).write_bytes(b"")
+    told = r"has no config\.json: .* reads; it has m-Q4_K_M\.gguf: download that file, and name it by --from"
+    with pytest.raises(UserError, match=told):
+        open_source("hub:someone/packed")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UserError, match="the model someone/other"):
         open_source("hub:someone/other")
