@@ -261,6 +261,15 @@ def tools_of(row: Mapping[str, Any]) -> list[Record] | None:
     return _without_nulls(tools) or None
 
 
+def refuse_template_values(row: Mapping[str, Any]) -> None:
+    """Raise a UserError for values that a row of a file has for its chat template, as trl reads them."""
+    if _without_nulls(row.get("chat_template_kwargs")):
+        raise UserError(
+            "its chat_template_kwargs are not read: a chat template has the same values for all conversations, those of"
+            " tracks.bases.bring --template-values"
+        )
+
+
 def without_null_arguments(said: Sequence[Any]) -> list[Any]:
     """Return messages of a file whose calls of tools have no key that is null."""
     return [

@@ -6,7 +6,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from nanochat.chat import as_messages, check_conversation, messages, tools_of, without_null_arguments
+from nanochat.chat import (
+    as_messages,
+    check_conversation,
+    messages,
+    refuse_template_values,
+    tools_of,
+    without_null_arguments,
+)
 from nanochat.data.corpus import learned_text, parse_data, shard_files, source_name
 from nanochat.data.documents import by_size, documents, text_files
 from nanochat.errors import UserError
@@ -161,6 +168,7 @@ def _from_sharegpt(message: Any) -> Any:
 def _cells(row: Record, any_order: bool) -> list[Any]:
     """Return the arguments of `JsonLines.conversation` in a row of a file."""
     conversation = _checked(row, any_order)
+    refuse_template_values(row)
     return [without_null_arguments(conversation["messages"]), tools_of(row)]
 
 

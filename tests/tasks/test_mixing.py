@@ -303,7 +303,7 @@ def test_forms_of_other_programs_are_read(tmp_path) -> None:
     rows = [
         {"prompt": question["content"], "completion": answer["content"]},
         {"prompt": [question, earlier, question], "completion": [answer], "tools": [{"name": "f"}]},
-        {"conversations": sharegpt, "id": 7},
+        {"conversations": sharegpt, "id": 7, "chat_template_kwargs": {"enable_thinking": None}},
         {"conversations": marked},
         {"conversations": [question, answer]},
         {"instruction": "Add.", "input": "1 + 1", "output": "2", "system": "S", "text": "Below is"},
@@ -344,6 +344,10 @@ FAULTS = [
     ({"conversations": [{"from": "fox", "value": "1"}]}, "message 1: its role is 'fox'"),
     ({**chat(1), "tools": "[1"}, "the tools of a conversation are a list of objects, or that as JSON in a text"),
     ({**chat(1), "tools": "{}"}, "the tools of a conversation are a list of objects"),
+    (
+        {**chat(1), "chat_template_kwargs": {"enable_thinking": False}},
+        "its chat_template_kwargs are not read: a chat template has the same values for all conversations",
+    ),
     (
         {"system": "S", "messages": [{"role": "system", "content": "T"}, *chat(1)["messages"]]},
         "it has a system message, and another in its column system: keep one",

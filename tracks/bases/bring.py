@@ -3,7 +3,7 @@
 python -m tracks.bases.bring --from=SmolLM2-135M-Instruct --tag=smol
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Literal
 
 from nanochat.config import Count, option, options, run_script
@@ -16,6 +16,7 @@ from nanochat.statistics import NOT_KNOWN
 
 if TYPE_CHECKING:
     from tracks.bases.sources import Source as Found
+    from tracks.bases.tokenizer import Definition
 
 # Fine-tuning inherits these from its parent. With this batch they become a few times 1e-5 for tables, gains and biases
 # (param_groups.group_rates), and Muon changes an entry of a matrix by about as much in a step.
@@ -85,7 +86,7 @@ def main(config: Config) -> None:
     outcome = Outcome.begin("bases", config.tag, config)
     # Everything but values is checked before anything is written, and they are read before the run is there.
     source = open_source(config.from_, config.context, Wanted(config.template, config.template_values))
-    tokenizer = PublicTokenizer(source.definition)
+    tokenizer = PublicTokenizer(_with_day(source.definition, config.tag))
     outcome.artifacts = source.hashes()
     stage = MODELS[config.source or ("sft" if source.templates else "base")]
     shape = source.config
@@ -118,6 +119,10 @@ def main(config: Config) -> None:
     folder = save_imported(record, Weights(source), tokenizer, config.tag, 0)
     print0(f"import: {config.from_} is {folder}")
     print0(f"import: chat template: {_origin(source, config.template)}")
+    if config.context > shape.max_seq_len:
+        print0(
+            f"import: the context is {shape.max_seq_len}, all that it was made for: --context makes it shorter alone"
+        )
     unused = [name for name, neutral in UNUSED.items() if source.generation.get(name, neutral) not in (neutral, None)]
     if unused:
         print0(f"import: its maker also samples with {', '.join(unused)}, which nothing here applies")
@@ -132,6 +137,23 @@ def main(config: Config) -> None:
         "Stage": stage,
     }
     outcome.finish()
+
+
+def _with_day(definition: "Definition", tag: str) -> "Definition":
+    """Return a definition with the day of the tokenizer that a tag has already, if they differ in nothing else.
+
+    So a model whose template asks for the date comes in as another stage of the same tag on another day.
+    """
+    from nanochat.paths import tokenizer_file
+    from nanochat.tokenizer import Tokenizer
+    from tracks.bases.tokenizer import PublicTokenizer
+
+    path = tokenizer_file(tag)
+    there = Tokenizer.load(path) if definition.day and path.is_file() else None
+    if not isinstance(there, PublicTokenizer):
+        return definition
+    dated = replace(definition, day=there.definition.day)
+    return dated if PublicTokenizer(dated).content_hash == there.content_hash else definition
 
 
 def _origin(source: "Found", asked: str) -> str:

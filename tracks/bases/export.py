@@ -87,6 +87,8 @@ def _write_tokenizer_files(tokenizer: PublicTokenizer, public: Record, folder: P
         **public.get("sides", {}),
         **definition.variables,
     }
+    if definition.listed:
+        settings["additional_special_tokens"] = list(definition.listed)
     write_json(folder / "tokenizer_config.json", settings)
     for name, text in public.get("licence_texts", {}).items():
         write_text(folder / name, text)

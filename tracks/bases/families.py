@@ -303,12 +303,14 @@ def _rope(parameters: Record, base: float) -> Record:
     if parameters.get("partial_rotary_factor", 1.0) != 1.0:
         raise UserError("only a part of each head's channels is rotated, which is not known here")
     values: Record = {"context": parameters.get("original_max_position_embeddings"), **parameters}
-    missing = [name for name in SCALINGS[kind].fields if values.get(name) is None]
+    theirs = {"context": "original_max_position_embeddings"}
+    missing = [theirs.get(name, name) for name in SCALINGS[kind].fields if values.get(name) is None]
     if missing:
         raise UserError(f"its rotary positions are scaled by {kind}, without {', '.join(missing)}")
     wrong = [name for name in (*SCALINGS[kind].fields, "rope_theta") if not _is_positive(values.get(name, base))]
     if wrong:
-        raise UserError(f"its config has {wrong[0]}={values[wrong[0]]} for rotary positions, which cannot be")
+        name = theirs.get(wrong[0], wrong[0])
+        raise UserError(f"its config has {name}={values[wrong[0]]} for rotary positions, which cannot be")
     if kind == "llama3" and values["low_freq_factor"] >= values["high_freq_factor"]:
         factors = " and ".join(f"{name}={values[name]}" for name in ("low_freq_factor", "high_freq_factor"))
         raise UserError(f"its config has {factors} for rotary positions: the first has to be smaller")

@@ -28,7 +28,7 @@ from nanochat.quantized import Tensors
 from tracks.bases.families import COMPUTED, FAMILIES, family_of, names_of, read_config
 from tracks.bases.gguf_file import GGUFFile
 from tracks.bases.model import PublicConfig
-from tracks.bases.template import is_text
+from tracks.bases.template import is_text, with_special
 from tracks.bases.templates import (
     DEFAULT,
     TEMPLATES,
@@ -121,7 +121,9 @@ def download(name: str) -> Path:
     files = [file for file in near if file.path.endswith((".safetensors", ".json", ".jinja", "README.md"))]
     configs = [file for file in files if file.path == "config.json"]
     if not configs:
-        raise UserError(f"hub:{name} has no config.json: it is not a model that `transformers` reads")
+        packed = repo_files(repo, (".gguf",), kind="model", revision=revision or None)
+        others = f"; it has {packed[0].path}: download that file, and name it by --from" if packed else ""
+        raise UserError(f"hub:{name} has no config.json: it is not a model that `transformers` reads{others}")
     # What cannot be read is refused before its weights are downloaded.
     for config in fetch(configs):
         _about(config.parent, read_config, _json(config) or {})
@@ -153,7 +155,9 @@ def _open_folder(folder: Path, context: int, wanted: Wanted) -> Source:
     if settings is None and (folder / "adapter_config.json").is_file():
         raise UserError(f"{folder} is an adapter: merge it into its model first, with peft's merge_and_unload")
     if settings is None:
-        raise UserError(f"{folder} has no config.json: it is not a folder of a model")
+        found = sorted(path.name for path in folder.glob("*.gguf"))
+        others = f"; for the model in a GGUF file name the file, --from={folder / found[0]}" if found else ""
+        raise UserError(f"{folder} has no config.json: it is not a folder of a model{others}")
     _about(folder, family_of, settings)  # before its files are read
     if "auto_map" in settings:  # its weights may be those of another model than its architecture says
         raise UserError(f"{folder} has a model with code of its own, which is not run")
@@ -301,8 +305,32 @@ def _folder_definition(
         special[role] = value
     generation = _json(folder / "generation_config.json") or {}
     ends = _about(folder, _ids, [generation.get("eos_token_id"), settings.get("eos_token_id")])
-    definition = _about(folder, _definition, _text(file), named, wanted, special, ends, config)
-    return definition, used, [*named]
+    roles, listed = _special_names(options)
+    text = with_special(_text(file), roles)
+    definition = _about(folder, _definition, text, named, wanted, special, ends, config)
+    return replace(definition, listed=sorted(listed - roles)), used, [*named]
+
+
+def _special_names(options: Record) -> tuple[set[str], set[str]]:
+    """Return the names of special tokens in a tokenizer_config.json: those with a role, and those in lists.
+
+    For `transformers` a token with a role is special whatever tokenizer.json says. It reads one in a list as that says.
+    """
+    roles = [value for name, value in options.items() if name.endswith("_token")]
+    listed = []
+    for name in ("extra_special_tokens", "model_specific_special_tokens", "additional_special_tokens"):
+        value = options.get(name)
+        roles += value.values() if isinstance(value, dict) else ()
+        listed += value if isinstance(value, list) else ()
+    by_role, in_lists = (
+        {
+            token.get("content") if isinstance(token, dict) else token
+            for token in tokens
+            if isinstance(token, str | dict)
+        }
+        for tokens in (roles, listed)
+    )
+    return {name for name in by_role if isinstance(name, str)}, {name for name in in_lists if isinstance(name, str)}
 
 
 def _own_templates(value: Any) -> dict[str, str]:
@@ -354,7 +382,7 @@ def _open_gguf(path: Path, context: int, wanted: Wanted) -> Source:
     config = _about(path, read_config, settings, context)
     special = _metadata(path, _special_tokens, file)
     named = _metadata(path, file.templates)
-    text = _metadata(path, file.tokenizer)
+    text = with_special(_metadata(path, file.tokenizer), set(filter(None, special.values())))
     turn_ends = [file.get(f"tokenizer.ggml.{role}_token_id") for role in ("eot", "eom")]  # of a turn, of a call
     ends = _about(path, _ids, [settings["eos_token_id"], *turn_ends])
     names = {one.ours: one for one in names_of(config)}

@@ -10,7 +10,7 @@ answer in another way than it asks for one, the answer is found by marks around 
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
@@ -86,7 +86,8 @@ class JinjaTemplate:
     """A `nanochat.tokenizer.ChatTemplate`.
 
     turn_ends: tokens that end a turn. day: what a template that asks for the date is told, like 2026-11-27; always the
-    same, so that training can be repeated on another day.
+    same, so that training can be repeated on another day. listed: names of further special tokens. A message writes no
+    special token, and no added one that the template writes around messages, whatever tokenizer.json says of it.
     """
 
     def __init__(
@@ -96,11 +97,10 @@ class JinjaTemplate:
         backend: tokenizers.Tokenizer,
         turn_ends: Sequence[int],
         day: str,
+        listed: Collection[str] = (),
     ) -> None:
         self.source = source
         self.variables = dict(variables)
-        self.reader = backend  # reads every text as plain
-        self.special = {id for id, token in backend.get_added_tokens_decoder().items() if token.special}
         self.turn_ends = frozenset(turn_ends)
         environment = _environment(datetime.fromisoformat(day or "2026-01-01"))
         try:
@@ -110,6 +110,38 @@ class JinjaTemplate:
         except Exception as error:
             raise UserError(f"its chat template cannot be read: {_line(error)}") from None
         self.marks_itself = self.tree.find(jinja2.nodes.ExtensionAttribute) is not None  # `Generation` makes them
+        added = backend.get_added_tokens_decoder()
+        ordinary = {token.content for token in added.values() if not token.special}
+        ends = {token.content for id, token in added.items() if id in self.turn_ends}
+        ordinary &= {*ends, *listed, *self._around_messages(ordinary)}
+        self.reader = backend  # reads every text as plain
+        if ordinary:  # a large vocabulary takes seconds to read again
+            self.reader = tokenizers.Tokenizer.from_str(with_special(backend.to_str(), ordinary))
+            self.reader.encode_special_tokens = True
+        self.special_tokens = special_tokens(self.reader)
+        self.special = set(self.special_tokens.values())
+
+    def _around_messages(self, names: Collection[str]) -> set[str]:
+        """Return those of some names, in brackets, that the template writes around messages: they open and end turns.
+
+        What it writes within an answer's turn, as the opening of a thought, is not among them: it may be said.
+        """
+        names = [name for name in names if name[0] in "<[" and name[-1] in ">]"]
+        if not names:
+            return set()
+        found = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
+        system, question, answer = ({"role": role, "content": PROBE} for role in ("system", "user", "assistant"))
+        asked = [question, answer]
+        written = []
+        for messages in ([question], [system, question], asked):
+            try:
+                written.append(self.text(messages))
+            except TemplateError:  # of a template without system messages, for example
+                written.append("")
+        plain, with_system, answered = written
+        turn, _, behind = answered.removeprefix(plain).rpartition(PROBE)
+        opening = found.match(turn.lstrip())
+        return {*found.findall(plain + with_system + behind), *([opening[0]] if opening else [])}
 
     @cached_property
     def reader_of_names(self) -> tokenizers.Tokenizer:
@@ -494,6 +526,21 @@ def is_text(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def special_tokens(backend: tokenizers.Tokenizer) -> dict[str, int]:
+    """Return the ids of a tokenizer's special tokens by name."""
+    return {token.content: id for id, token in backend.get_added_tokens_decoder().items() if token.special}
+
+
+def with_special(text: str, names: Collection[str]) -> str:
+    """Return a tokenizer.json in which the added tokens with these names are special too."""
+    try:
+        state = json.loads(text)
+        added = [{**token, "special": token["special"] or token["content"] in names} for token in state["added_tokens"]]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return text  # the library says what is wrong
+    return text if added == state["added_tokens"] else json.dumps(state | {"added_tokens": added})
 
 
 def _spoken(message: Message) -> str:

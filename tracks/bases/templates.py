@@ -7,6 +7,8 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
+import jinja2
+
 from nanochat.chat import messages
 from nanochat.errors import UserError
 from tracks.bases.template import RENDERED, JinjaTemplate, is_text
@@ -42,6 +44,7 @@ LLAMA3 = """\
     {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}
 {%- endif -%}
 """
+SAID = ("probe of a question", "probe of an answer")  # no template has these words of its own
 # Of a model that has several by name, the ones that are used, as `transformers` chooses.
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 TEMPLATES = {"chatml": CHATML, "gemma": GEMMA, "llama3": LLAMA3}
@@ -81,6 +84,9 @@ def with_values(template: str, values: str) -> str:
         raise UserError("--template-values has half a character, which is no text: write the whole one")
     if taken := RENDERED.intersection(found):
         raise UserError(f"--template-values: {min(taken)} is what the template is rendered with, and cannot be set")
+    for name in found:
+        if not _is_variable(name):
+            raise UserError(f"--template-values: {name} is a word of Jinja, and cannot be set")
     if not template:
         raise UserError("--template-values needs a chat template, and this model has none: name one with --template")
     # The line break behind each is not written (trim_blocks).
@@ -89,6 +95,15 @@ def with_values(template: str, values: str) -> str:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
+
+
+def _is_variable(name: str) -> bool:
+    """Return False for a word that has a meaning in Jinja, as none and true."""
+    try:
+        jinja2.Environment().parse(f"{{% set {name} = 1 %}}{{{{ {name} }}}}")
+    except jinja2.TemplateSyntaxError:
+        return False
+    return True
 
 
 def _literal(value: Any) -> str:
@@ -101,9 +116,16 @@ def _literal(value: Any) -> str:
 
 
 def turn_end(definition: Definition) -> list[int]:
-    """Return the token that a template writes behind an answer, if it is a special one."""
+    """Return the token that a template writes behind an answer, if it is a special one.
+
+    UserError for a template that leaves out what the user or the assistant says, as any other text would.
+    """
     tokenizer = PublicTokenizer(definition)
     assert isinstance(tokenizer.template, JinjaTemplate)
+    written = tokenizer.template.text([*map(dict, messages(SAID))])
+    for role, said in zip(("user", "assistant"), SAID, strict=True):
+        if said not in written:
+            raise UserError(f"its chat template does not write what the {role} says: choose another by --template")
     special = set(tokenizer.special_tokens.values())
     ids = tokenizer.template.whole(messages(["Who?", "I."]))
     spoken = tokenizer.encode("I.")[-1:]  # a vocabulary may have neither

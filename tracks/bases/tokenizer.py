@@ -18,7 +18,7 @@ from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.protocols import Message
 from nanochat.tokenizer import Tokenizer
-from tracks.bases.template import JinjaTemplate, is_text
+from tracks.bases.template import JinjaTemplate, is_text, special_tokens
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,6 +38,9 @@ class Definition:
     ends: Sequence[int] = ()  # end an answer; the one that the template writes comes first
     variables: dict[str, str] = field(default_factory=dict)  # for the template: bos_token and others
     day: str = ""  # when the model was brought in: the date that a template is told, if it asks for one
+    listed: Sequence[
+        str
+    ] = ()  # special tokens that `tokenizer` has as ordinary ones: a plain text has them, no message
 
 
 class PublicCore:
@@ -52,10 +55,9 @@ class PublicCore:
         self.backend.no_padding()
         self.backend.no_truncation()
         self.backend.encode_special_tokens = True  # as plain text
-        added = self.backend.get_added_tokens_decoder()
-        self.special_tokens = {token.content: id for id, token in added.items() if token.special}
+        self.special_tokens = special_tokens(self.backend)
         self.vocab_size = self.backend.get_vocab_size()
-        self._added = set(added)
+        self._added = set(self.backend.get_added_tokens_decoder())
         self._decoders = list(_types(self.backend.decoder))
         if not {"ByteLevel", "ByteFallback", "Metaspace"} & set(self._decoders):
             raise UserError(
@@ -173,8 +175,14 @@ class PublicTokenizer(Tokenizer):
         self._opening: tuple[int, list[int]] | None = None
         if definition.template:
             self.template = JinjaTemplate(
-                definition.template, definition.variables, core.backend, self.turn_ends, definition.day
+                definition.template,
+                definition.variables,
+                core.backend,
+                self.turn_ends,
+                definition.day,
+                definition.listed,
             )
+            self.special_tokens = self.template.special_tokens  # an answer shows none of them
 
     def letter_prompt(self, prompt: list[int]) -> list[int]:
         """Return a prompt with what the template writes before an answer, as an empty thought.
@@ -222,12 +230,16 @@ class PublicTokenizer(Tokenizer):
         raise UserError("the tokenizer came with a public model, and has not the merges of one that was trained here")
 
     def _definition(self) -> Record:
-        return asdict(self.definition)
+        record = asdict(self.definition)
+        if not record["listed"]:
+            del record["listed"]  # as in files that were written before
+        return record
 
 
 def from_record(record: Record) -> PublicTokenizer:
     """Return the tokenizer of a file that `Tokenizer.save` wrote."""
-    return PublicTokenizer(Definition(**{name: record[name] for name in Definition.__dataclass_fields__}))
+    names = (name for name in Definition.__dataclass_fields__ if name != "listed" or name in record)
+    return PublicTokenizer(Definition(**{name: record[name] for name in names}))
 
 
 TOKENIZERS = {FORMAT: from_record}

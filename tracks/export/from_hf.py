@@ -55,6 +55,7 @@ def save_imported(record: Record, weights: "NamedTensors", tokenizer: Tokenizer,
     tokenizer_path = tokenizer_file(tag)
     # Other stages of the tag may use this file.
     existed = tokenizer_path.exists()
+    made = [place for place in (folder, tokenizer_path.parent) if not place.exists()]
     if existed and Tokenizer.load(tokenizer_path).content_hash != tokenizer.content_hash:
         raise UserError(f"{tokenizer_path} is another tokenizer, use another --tag")
     with hold(folder):
@@ -70,5 +71,9 @@ def save_imported(record: Record, weights: "NamedTensors", tokenizer: Tokenizer,
             # After Ctrl-C the checkpoint may still be written, and needs its tokenizer.
             if not existed:
                 tokenizer_path.unlink()
+            for place in made:
+                (place / "lock").unlink(missing_ok=True)
+                if not any(place.iterdir()):
+                    place.rmdir()
             raise
     return folder

@@ -24,6 +24,7 @@ from nanochat.chat import (
     as_messages,
     check_conversation,
     is_learned,
+    refuse_template_values,
     render_conversation,
     render_prompt,
     tools_of,
@@ -91,6 +92,7 @@ def as_pair(record: Record) -> Pair:
         if "prompt" not in record:
             raise UserError("a pair has prompt, chosen and rejected, and prompt is missing")
         prompt = as_messages(record["prompt"], "user")
+    refuse_template_values(record)
     offered = tools_of(record)
     tools = {"tools": offered} if offered else {}
     pair = [

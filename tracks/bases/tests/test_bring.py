@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from made_chats import chat
 from openai import OpenAI
 from plain_core import assert_plain
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bench.served import serving
 from nanochat.evals.core_tasks import read_bundle
@@ -25,7 +26,10 @@ from nanochat.log import read_metrics
 from nanochat.models import load_model
 from nanochat.paths import newest_manifest, read_json, saved_steps
 from nanochat.report.card import markdown, read_card
-from tracks.bases.tests.public_models import save_folder, save_gguf, save_without_turns
+from nanochat.tokenizer import Tokenizer
+from tracks.bases.sources import open_source
+from tracks.bases.tests.public_models import CHATML, model_of, save_folder, save_gguf, save_without_turns
+from tracks.bases.tokenizer import PublicTokenizer
 
 CASES = ("qwen3", "gemma3")  # vocabularies of bytes and of pieces; texts of the second begin with <bos>
 TUNE = ["--no-compile", "--eval-every=-1", "--save-every=-1", "--device-batch-size=2", "--total-batch-size=512"]
@@ -119,7 +123,8 @@ def test_the_report_card(home: Home) -> None:
 
 def test_a_base_model_has_no_template_of_its_own(home: Home) -> None:
     save_folder("qwen2", home.folder / "plain", template=None)
-    said = home.bring("plain", "--tag=plain").done()
+    said = home.bring("plain", "--tag=plain", "--context=100000").done()
+    assert "import: the context is 512, all that it was made for: --context makes it shorter alone\n" in said
     assert "chat template: chatml, as it came without one and its vocabulary has the tokens\n" in said
     assert saved_steps(home.base / "base_train" / "plain") == [0]
     home.bring("plain", "--tag=plain", "--source=mid").done()
@@ -144,7 +149,8 @@ def test_conversations_need_a_template(home: Home) -> None:
 
 def test_a_gguf_file(home: Home) -> None:
     save_gguf("llama", home.folder / "model.gguf", "Q8_0")
-    home.bring("model.gguf", "--tag=gguf", "--context=256").done()
+    said = home.bring("model.gguf", "--tag=gguf", "--context=256").done()
+    assert "--context" not in said
     manifest = newest_manifest(home.base / "chat_sft" / "gguf")
     assert (manifest["public"]["licence"], manifest["model"]["max_seq_len"]) == ("mit", 256)
     said = home.run("scripts.chat_cli", "--tag=gguf", "--prompt=Hi", "--max-new-tokens=8").done()
@@ -413,6 +419,32 @@ def test_a_tuned_model_goes_out_with_all_that_came(home: Home) -> None:
     assert ends == [[2], [2, 0]]
 
 
+@pytest.mark.parametrize("case", ["llama", "qwen2"])
+def test_the_other_architectures_are_fine_tuned_and_go_out(home: Home, case: str) -> None:
+    """In, a few steps, out: `transformers` computes the same with what was learned."""
+    save_folder(case, home.folder / case)
+    home.bring(case, f"--tag={case}").done()
+    flags = (f"--mixture=json:{home.folder / 'chats.jsonl'}", "--no-warm-start", "--num-iterations=4")
+    home.tune("scripts.chat_sft", "--source=sft", f"--model-tag={case}", f"--tag={case}-tuned", *flags)
+    losses = home.losses(f"{case}-tuned")
+    assert losses[-1] < losses[0]
+    out = home.folder / f"{case}-tuned"
+    said = home.run("tracks.export.export", "--source=sft", f"--tag={case}-tuned", f"--out={out}").done()
+    assert "transformers gives the same ids" in said
+    config = read_json(out / "config.json")
+    assert config == read_json(home.folder / case / "config.json") | {"dtype": config["dtype"]}
+    theirs, before = (
+        AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32) for place in (out, home.folder / case)
+    )
+    learned = home.weights_of(f"{case}-tuned")
+    ids = torch.arange(2, 300)[None]
+    with torch.no_grad():
+        model = model_of(open_source(str(out)))
+        assert all(torch.equal(model.get_parameter(name), value.float()) for name, value in learned.items())
+        torch.testing.assert_close(model(ids), theirs(ids).logits, rtol=1e-4, atol=1e-4)
+        assert (theirs(ids).logits - before(ids).logits).abs().max() > 1e-2
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
@@ -424,6 +456,23 @@ def test_a_tuned_model_goes_out_with_all_that_came(home: Home) -> None:
 def test_a_place_has_to_be_named(home: Home, flags: tuple[str, ...], sentence: str) -> None:
     assert home.run("tracks.bases.bring", *flags, "--tag=none").refused() == sentence
     assert not (home.base / "chat_sft" / "none").exists()
+
+
+def test_a_model_is_another_stage_on_another_day(home: Home) -> None:
+    """The template is told the day of the tokenizer that the tag has already."""
+    (home.folder / "dated.jinja").write_text("{{ strftime_now('%Y-%m-%d') }}" + CHATML)
+    flags = ("--tag=dated", f"--template={home.folder}/dated.jinja")
+    home.bring("qwen3", *flags).done()
+    file = home.base / "tok_train" / "dated" / "tokenizer.json"
+    first = Tokenizer.load(file)
+    assert isinstance(first, PublicTokenizer)
+    earlier = PublicTokenizer(replace(first.definition, day="2026-01-05"))
+    earlier.save(file)
+    home.bring("qwen3", *flags, "--source=base").done()
+    assert newest_manifest(home.base / "base_train" / "dated")["tokenizer"]["hash"] == earlier.content_hash
+    assert Tokenizer.load(file).content_hash == earlier.content_hash
+    said = home.bring("qwen3", "--tag=dated", "--source=mid").refused()  # its own template is another one
+    assert said.endswith("tok_train/dated/tokenizer.json is another tokenizer, use another --tag")
 
 
 def test_half_a_character_leaves_no_run(home: Home) -> None:
@@ -448,8 +497,7 @@ def test_a_damaged_weight_leaves_no_run(home: Home, tmp_path: Path) -> None:
     flags = (f"--from={tmp_path}", "--tag=damaged")
     told = home.run("tracks.bases.bring", *flags).refused()
     assert told == f"{tmp_path}: model.norm.weight has values that are not finite"
-    assert not saved_steps(home.base / "chat_sft" / "damaged")
-    assert not list((home.base / "tok_train").glob("damaged*/*"))
+    assert not list(home.base.glob("*/damaged*"))
     save_file(good, tmp_path / "model.safetensors", {"format": "pt"})
     home.run("tracks.bases.bring", *flags).done()
     assert saved_steps(home.base / "chat_sft" / "damaged") == [0]

@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 import transformers
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
 
 from nanochat.errors import UserError
+from nanochat.tokenizer import Tokenizer
 from tracks.bases.export import write_folder, write_tokenizer
 from tracks.bases.sources import open_source, weights_of
 from tracks.bases.tests.public_models import CASES, CHATML, CONTEXT, model_of, save_folder, save_gguf
@@ -130,7 +131,7 @@ def test_texts_are_padded_on_the_side_of_the_source(
     values = json.loads(file.read_text()) | settings
     file.write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
     if padding:  # in the tokenizer.json
-        backend = Tokenizer.from_file(str(tmp_path / "in" / "tokenizer.json"))
+        backend = tokenizers.Tokenizer.from_file(str(tmp_path / "in" / "tokenizer.json"))
         backend.enable_padding(direction=padding, pad_id=3, pad_token="<pad>")
         backend.save(str(tmp_path / "in" / "tokenizer.json"))
     source = open_source(str(tmp_path / "in"))
@@ -148,6 +149,22 @@ def test_a_gguf_file_of_gemma_is_padded_on_the_left(tmp_path: Path) -> None:
     for case, side in (("gemma3", {"padding_side": "left"}), ("llama", {})):
         save_gguf(case, tmp_path / f"{case}.gguf")
         assert open_source(str(tmp_path / f"{case}.gguf")).sides == side
+
+
+def test_special_tokens_that_are_listed_come_in_again(tmp_path: Path) -> None:
+    save_folder("llama", tmp_path / "in")
+    settings = tmp_path / "in" / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"extra_special_tokens": ["<think>"]}))
+    source = open_source(str(tmp_path / "in"))
+    tokenizer = PublicTokenizer(source.definition)
+    (tmp_path / "out").mkdir()
+    write_folder(model_of(source), tokenizer, record_of(tmp_path / "in"), tmp_path / "out")
+    again = PublicTokenizer(open_source(str(tmp_path / "out")).definition)
+    assert again.definition.listed == ["<think>"]
+    assert again.content_hash == tokenizer.content_hash
+    tokenizer.save(tmp_path / "tokenizer.json")
+    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert (loaded.content_hash, loaded.special_tokens) == (tokenizer.content_hash, tokenizer.special_tokens)
 
 
 def test_rounded_weights_come_in_again(tmp_path: Path) -> None:

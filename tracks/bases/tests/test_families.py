@@ -81,6 +81,16 @@ def test_a_shorter_context() -> None:
             "low_freq_factor=4.0 and high_freq_factor=4.0 for rotary positions: the first has to be smaller",
         ),
         ("llama", {"rope_parameters": {**LLAMA3, "low_freq_factor": 5}}, "low_freq_factor=5 and high_freq_factor=4.0"),
+        (
+            "llama",
+            {"rope_parameters": {**LLAMA3, "original_max_position_embeddings": None}},
+            "scaled by llama3, without original_max_position_embeddings",
+        ),
+        (
+            "llama",
+            {"rope_parameters": {**LLAMA3, "original_max_position_embeddings": -5}},
+            "its config has original_max_position_embeddings=-5 for rotary positions",
+        ),
         ("llama", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "only a part of each head"),
         ("llama", {"quantization_config": {"quant_method": "gptq"}}, "its config has quantization_config"),
         ("gemma3", {"attn_logit_softcapping": 50.0}, "its config has attn_logit_softcapping=50.0"),

@@ -153,17 +153,75 @@ def test_what_a_text_begins_and_ends_with(saved: Path, tmp_path: Path) -> None:
 def test_templates(saved: Path, tmp_path: Path) -> None:
     assert open_source(str(saved)).definition.template == CHATML
     assert open_source(str(saved), wanted=Wanted("chatml")).definition.template == OURS
-    (tmp_path / "mine.jinja").write_text("{{ messages[0].content }}")
-    assert (
-        open_source(str(saved), wanted=Wanted(str(tmp_path / "mine.jinja"))).definition.template
-        == "{{ messages[0].content }}"
-    )
+    mine = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    (tmp_path / "mine.jinja").write_text(mine)
+    assert open_source(str(saved), wanted=Wanted(str(tmp_path / "mine.jinja"))).definition.template == mine
     bare = tmp_path / "bare"
     save_folder("llama", bare, template=None)
     source = open_source(str(bare))
     assert (source.templates, source.definition.template) == ([], OURS)  # its vocabulary has <|im_end|>
     with pytest.raises(UserError, match="--template=mine is none of chatml, gemma, llama3, default, and no file"):
         open_source(str(saved), wanted=Wanted("mine"))
+
+
+@pytest.mark.parametrize(
+    ("template", "role"),
+    [
+        ("hello", "user"),
+        ("{# nothing #}", "user"),
+        ("Who? I.", "user"),
+        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "assistant"),
+        ("{% for m in messages if m.role == 'assistant' %}{{ m.content }}{% endfor %}", "user"),
+        ("{% for m in messages %}{{ m.role }}{% endfor %}", "user"),
+    ],
+)
+def test_a_template_writes_what_is_said(template: str, role: str, saved: Path, tmp_path: Path) -> None:
+    """Any text file is a template that Jinja can read."""
+    (tmp_path / "mine.md").write_text(template)
+    with pytest.raises(UserError) as error:
+        open_source(str(saved), wanted=Wanted(str(tmp_path / "mine.md")))
+    sentence = f"its chat template does not write what the {role} says: choose another by --template"
+    assert str(error.value) == f"{saved}: {sentence}"
+
+
+@pytest.mark.parametrize(
+    ("options", "special", "listed"),
+    [
+        ({}, ["<|im_end|>"], []),  # the eos_token
+        ({"eos_token": {"__type": "AddedToken", "content": "<|im_end|>", "special": False}}, ["<|im_end|>"], []),
+        ({"image_token": "<think>"}, ["<|im_end|>", "<think>"], []),
+        ({"extra_special_tokens": {"one": "<think>"}}, ["<|im_end|>", "<think>"], []),
+        ({"model_specific_special_tokens": {"one": "<think>"}}, ["<|im_end|>", "<think>"], []),
+        ({"extra_special_tokens": ["<think>", "<|im_end|>"]}, ["<|im_end|>"], ["<think>"]),
+        ({"additional_special_tokens": [{"__type": "AddedToken", "content": "<think>"}]}, ["<|im_end|>"], ["<think>"]),
+        ({"additional_special_tokens": None, "extra_special_tokens": None}, ["<|im_end|>"], []),
+    ],
+)
+def test_a_token_with_a_role_is_special(
+    options: dict[str, Any], special: list[str], listed: list[str], tmp_path: Path
+) -> None:
+    """Whatever tokenizer.json says; one in a list is so in messages, and a plain text may have it: `transformers`."""
+    save_folder("llama", tmp_path)
+    file = tmp_path / "tokenizer.json"
+    state = json.loads(file.read_text(encoding="utf-8"))
+    for token in state["added_tokens"]:
+        token["special"] &= not token["content"].startswith("<|im_")
+    file.write_text(json.dumps(state), encoding="utf-8")
+    change(tmp_path / "tokenizer_config.json", **options)
+    definition = open_source(str(tmp_path)).definition
+    ours, theirs = PublicTokenizer(definition), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    names = ["<|im_start|>", "<|im_end|>", "<think>"]
+    assert [name for name in names if name in ours.core.special_tokens] == special
+    assert list(definition.listed) == listed
+    assert [name for name in names if name in ours.special_tokens] == sorted(
+        {"<|im_start|>", *special, *listed}, key=names.index
+    )
+    for text in ("".join(f"a {name}b\n" for name in names), "x"):
+        expected = theirs(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        assert ours.encode(text) == expected
+    said: list[Message] = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]
+    assert render_conversation({"messages": said}, ours)[0] == theirs.apply_chat_template(said)["input_ids"]
+    assert ours.turn_end == 2
 
 
 # One that has blanks, line breaks and blocks where joining could lose them.
@@ -181,7 +239,7 @@ def test_a_model_may_have_templates_by_name(
     tmp_path = mirror / "models" / "someone" / "llama"
     save_folder("llama", tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    theirs.chat_template = named = {"default": DEFAULT_TEXT, "tool_use": WITH_TOOLS_TEXT, "rag": "{{ 1 }}"}
+    theirs.chat_template = named = {"default": DEFAULT_TEXT, "tool_use": WITH_TOOLS_TEXT, "rag": "{{ 1 }}" + CHATML}
     theirs.save_pretrained(tmp_path)
     assert (tmp_path / "additional_chat_templates" / "tool_use.jinja").is_file()
     if form in ("list", "object"):
@@ -198,13 +256,13 @@ def test_a_model_may_have_templates_by_name(
         ids, mask = render_conversation(conversation, ours)
         assert ids == theirs.apply_chat_template(messages, tools)["input_ids"]
         assert ours.decode([id for id, one in zip(ids, mask, strict=True) if one]) == "I.<|im_end|>"
-    assert open_source(str(tmp_path), wanted=Wanted("rag")).definition.template == "{{ 1 }}"
+    assert open_source(str(tmp_path), wanted=Wanted("rag")).definition.template == "{{ 1 }}" + CHATML
 
 
 def test_a_template_in_a_file_replaces_those_of_the_config(tmp_path: Path) -> None:
     """As in `transformers`; an empty file is none."""
     save_folder("llama", tmp_path)
-    change(tmp_path / "tokenizer_config.json", chat_template=[{"name": "tool_use", "template": "{{ 2 }}"}])
+    change(tmp_path / "tokenizer_config.json", chat_template=[{"name": "tool_use", "template": "{{ 2 }}" + CHATML}])
     assert open_source(str(tmp_path)).templates == ["default"]
     (tmp_path / "chat_template.jinja").write_text("")
     assert open_source(str(tmp_path), wanted=Wanted("tool_use")).templates == ["tool_use"]
@@ -256,6 +314,10 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "no config": (
         lambda folder: (folder / "config.json").unlink(),
         r"has no config\.json: it is not a folder of a model",
+    ),
+    "no config beside a GGUF file": (
+        lambda folder: [(folder / "config.json").unlink(), (folder / "m-Q8_0.gguf").write_bytes(b"")],
+        r"not a folder of a model; for the model in a GGUF file name the file, --from=.*/model/m-Q8_0\.gguf$",
     ),
     "config damaged": (lambda folder: (folder / "config.json").write_text("{"), r"config\.json is damaged"),
     "config nested": (lambda folder: (folder / "config.json").write_text("[" * 100_000), r"config\.json is damaged"),
@@ -531,7 +593,7 @@ def test_a_head_beside_the_embedding_counts(tmp_path: Path) -> None:
 
 def test_the_day_counts_only_where_a_template_asks_for_it(saved: Path, tmp_path: Path) -> None:
     assert open_source(str(saved)).definition.day == ""
-    (tmp_path / "dated.jinja").write_text("{{ strftime_now('%Y') }}<|im_end|>")
+    (tmp_path / "dated.jinja").write_text("{{ strftime_now('%Y') }}" + CHATML)
     assert open_source(str(saved), wanted=Wanted(str(tmp_path / "dated.jinja"))).definition.day
 
 
@@ -550,6 +612,12 @@ def test_a_model_of_the_hub(saved: Path, tmp_path: Path, monkeypatch: pytest.Mon
         UserError, match=r"someone/llama is a copy of hub:someone/llama without revisions: leave @abc out"
     ):
         open_source("hub:someone/llama@abc")
+    (tmp_path / "models" / "someone" / "packed").mkdir()
+    for name in ("m-Q4_K_M.gguf", "README.md"):
+        (tmp_path / "models" / "someone" / "packed" / name).write_bytes(b"")
+    told = r"has no config\.json: .* reads; it has m-Q4_K_M\.gguf: download that file, and name it by --from"
+    with pytest.raises(UserError, match=told):
+        open_source("hub:someone/packed")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UserError, match="the model someone/other"):
         open_source("hub:someone/other")

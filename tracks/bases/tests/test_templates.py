@@ -72,6 +72,9 @@ def test_values_are_set_first() -> None:
             with_values(body, half)
     with pytest.raises(UserError, match="messages is what the template is rendered with"):
         with_values(body, '{"a": 1, "messages": []}')
+    for word in ("none", "True", "not"):
+        with pytest.raises(UserError, match=f"--template-values: {word} is a word of Jinja, and cannot be set"):
+            with_values(body, json.dumps({"a": 1, word: 1}))
     with pytest.raises(UserError, match="this model has none"):
         with_values("", "{}")
 

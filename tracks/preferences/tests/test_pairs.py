@@ -75,6 +75,7 @@ FAULTS = """
 {"chosen": [{"role": "user", "content": "a"}], "rejected": [{"role": "user", "content": "a"}]} | chosen and rejected
 {"chosen": [{"role": "user", "content": "a"}], "rejected": [{"role": "assistant", "content": "b"}]} | a pair has prompt
 {"prompt": "a", "chosen": [{"role": "assistant", "content": "b", "weight": 0}], "rejected": "c"} | chosen and
+{"prompt": "a", "chosen": "b", "rejected": "c", "chat_template_kwargs": {"x": 1}} | its chat_template_kwargs are not
 { | Expecting property name
 """
 
