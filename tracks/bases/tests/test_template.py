@@ -262,13 +262,13 @@ def test_the_template_decides_who_may_follow_whom(tmp_path: Path, monkeypatch: p
 
 
 # As Qwen3 and Phi 3 write: messages of the roles that they know alone. INSTRUCTED begins as Qwen2.5 without a system.
-ROLES = "{% for message in messages if message.role in ROLES %}" + CHATML.partition("%}")[2]
-KNOWN = ROLES.replace("ROLES", "['system', 'user', 'assistant']")
+CHOOSY = "{% for message in messages if message.role in ROLES %}" + CHATML.partition("%}")[2]
+KNOWN = CHOOSY.replace("ROLES", "['system', 'user', 'assistant']")
 INSTRUCTED = "{% if messages[0].role != 'system' %}{{ '<|im_start|>system\nYou are.<|im_end|>\n' }}{% endif %}" + KNOWN
 REFUSING = (
     "{% for message in messages if message.role == 'developer' %}{{ raise_exception('No.') }}{% endfor %}" + CHATML
 )
-WITH_DEVELOPER = ROLES.replace("ROLES", "['system', 'developer', 'user', 'assistant']")
+WITH_DEVELOPER = CHOOSY.replace("ROLES", "['system', 'developer', 'user', 'assistant']")
 
 
 @pytest.mark.parametrize("template", [CHATML, KNOWN, INSTRUCTED, REFUSING, MARKED, WITH_DEVELOPER])
@@ -298,7 +298,7 @@ FIRST_ALONE = "['user', 'assistant'] or (message.role == 'developer' and message
 @pytest.mark.parametrize("known", ["['user', 'assistant']", FIRST_ALONE])
 def test_what_a_developer_says_is_not_dropped(known: str) -> None:
     """A template that writes no system message, or the role in one place alone, refuses the conversation."""
-    ours = public("llama", template=ROLES.replace("ROLES", known), ends=(2, 6, 0))
+    ours = public("llama", template=CHOOSY.replace("ROLES", known), ends=(2, 6, 0))
     turns = [{"role": "user", "content": "Who?"}, {"role": "developer", "content": "Answer in French."}]
     answered = [*turns, {"role": "assistant", "content": "Moi."}]
     with pytest.raises(TemplateError, match="does not write the message of the role developer"):
