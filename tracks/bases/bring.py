@@ -115,6 +115,9 @@ def main(config: Config) -> None:
     folder = save_imported(record, Weights(source), tokenizer, config.tag, 0)
     print0(f"import: {config.from_} is {folder}")
     print0(f"import: chat template: {_origin(source, config.template)}")
+    if source.dropped:
+        count, one = len(source.dropped), source.dropped[0]
+        print0(f"import: added tokens left out, as the embedding has no row for them: {count}, such as {one}")
     unused = [name for name, neutral in UNUSED.items() if source.generation.get(name, neutral) not in (neutral, None)]
     if unused:
         print0(f"import: its maker also samples with {', '.join(unused)}, which nothing here applies")

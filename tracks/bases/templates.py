@@ -45,6 +45,7 @@ LLAMA3 = """\
 # Of a model that has several by name, the ones that are used, as `transformers` chooses.
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 TEMPLATES = {"chatml": CHATML, "gemma": GEMMA, "llama3": LLAMA3}
+SAID = {"user": "Probe of a question", "assistant": "Probe of an answer"}  # with which a template is tried
 MARKS = {"chatml": "<|im_end|>", "gemma": "<end_of_turn>", "llama3": "<|eot_id|>"}  # a token that each needs
 
 
@@ -101,9 +102,16 @@ def _literal(value: Any) -> str:
 
 
 def turn_end(definition: Definition) -> list[int]:
-    """Return the token that a template writes behind an answer, if it is a special one."""
+    """Return the token that a template writes behind an answer, if it is a special one.
+
+    A template that does not write what is said, as any file without variables, is refused.
+    """
     tokenizer = PublicTokenizer(definition)
     assert isinstance(tokenizer.template, JinjaTemplate)
+    written = tokenizer.template.text(messages([*SAID.values()]))
+    for role, said in SAID.items():
+        if said not in written:
+            raise UserError(f"its chat template does not write what the {role} says: name another one by --template")
     special = set(tokenizer.special_tokens.values())
     ids = tokenizer.template.whole(messages(["Who?", "I."]))
     spoken = tokenizer.encode("I.")[-1:]  # a vocabulary may have neither

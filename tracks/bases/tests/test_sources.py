@@ -102,17 +102,36 @@ def test_what_a_text_begins_and_ends_with(saved: Path, tmp_path: Path) -> None:
 def test_templates(saved: Path, tmp_path: Path) -> None:
     assert open_source(str(saved)).definition.template == CHATML
     assert open_source(str(saved), wanted=Wanted("chatml")).definition.template == OURS
-    (tmp_path / "mine.jinja").write_text("{{ messages[0].content }}")
-    assert (
-        open_source(str(saved), wanted=Wanted(str(tmp_path / "mine.jinja"))).definition.template
-        == "{{ messages[0].content }}"
-    )
+    mine = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    (tmp_path / "mine.jinja").write_text(mine)
+    assert open_source(str(saved), wanted=Wanted(str(tmp_path / "mine.jinja"))).definition.template == mine
     bare = tmp_path / "bare"
     save_folder("llama", bare, template=None)
     source = open_source(str(bare))
     assert (source.templates, source.definition.template) == ([], OURS)  # its vocabulary has <|im_end|>
     with pytest.raises(UserError, match="--template=mine is none of chatml, gemma, llama3, default, and no file"):
         open_source(str(saved), wanted=Wanted("mine"))
+
+
+@pytest.mark.parametrize(
+    ("template", "role"),
+    [
+        ("# A page\n\nWho? I.\n", "user"),
+        ("hello", "user"),
+        ("{# nothing #}", "user"),
+        ("{% for message in messages if message.role == 'user' %}{{ message.content }}{% endfor %}", "assistant"),
+        ("{{ messages[1].content }}<|im_end|>", "user"),
+    ],
+)
+def test_a_template_that_does_not_write_what_is_said(template: str, role: str, saved: Path, tmp_path: Path) -> None:
+    """Nothing could be learned with it."""
+    (tmp_path / "page.md").write_text(template)
+    with pytest.raises(UserError, match=f"its chat template does not write what the {role} says: name another one"):
+        open_source(str(saved), wanted=Wanted(str(tmp_path / "page.md")))
+    shutil.copytree(saved, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(template)
+    with pytest.raises(UserError, match=f"its chat template does not write what the {role} says"):
+        open_source(str(tmp_path / "model"))
 
 
 # One that has blanks, line breaks and blocks where joining could lose them.
@@ -130,7 +149,7 @@ def test_a_model_may_have_templates_by_name(
     tmp_path = mirror / "models" / "someone" / "llama"
     save_folder("llama", tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    theirs.chat_template = named = {"default": DEFAULT_TEXT, "tool_use": WITH_TOOLS_TEXT, "rag": "{{ 1 }}"}
+    theirs.chat_template = named = {"default": DEFAULT_TEXT, "tool_use": WITH_TOOLS_TEXT, "rag": "{{ 1 }}" + CHATML}
     theirs.save_pretrained(tmp_path)
     assert (tmp_path / "additional_chat_templates" / "tool_use.jinja").is_file()
     if form in ("list", "object"):
@@ -147,13 +166,13 @@ def test_a_model_may_have_templates_by_name(
         ids, mask = render_conversation(conversation, ours)
         assert ids == theirs.apply_chat_template(messages, tools)["input_ids"]
         assert ours.decode([id for id, one in zip(ids, mask, strict=True) if one]) == "I.<|im_end|>"
-    assert open_source(str(tmp_path), wanted=Wanted("rag")).definition.template == "{{ 1 }}"
+    assert open_source(str(tmp_path), wanted=Wanted("rag")).definition.template == "{{ 1 }}" + CHATML
 
 
 def test_a_template_in_a_file_replaces_those_of_the_config(tmp_path: Path) -> None:
     """As in `transformers`; an empty file is none."""
     save_folder("llama", tmp_path)
-    change(tmp_path / "tokenizer_config.json", chat_template=[{"name": "tool_use", "template": "{{ 2 }}"}])
+    change(tmp_path / "tokenizer_config.json", chat_template=[{"name": "tool_use", "template": "{{ 2 }}" + CHATML}])
     assert open_source(str(tmp_path)).templates == ["default"]
     (tmp_path / "chat_template.jinja").write_text("")
     assert open_source(str(tmp_path), wanted=Wanted("tool_use")).templates == ["tool_use"]
@@ -380,6 +399,7 @@ METADATA: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "unknown": ("gemma3", {"tokenizer.ggml.unknown_token_id": 10**6}, "unknown_token_id=1000000, and its vocabulary"),
     "end as text": ("llama", {"tokenizer.ggml.eos_token_id": "2"}, "has metadata that cannot be read: '<=' not"),
+    "license": ("llama", {"general.license": 5}, "has general.license=5, which is no text"),
     "few types": ("llama", {"tokenizer.ggml.token_type": [1, 3]}, "has 700 tokens and types for 2"),
     "types as number": ("llama", {"tokenizer.ggml.token_type": 1}, "has metadata that cannot be read: object of type"),
 }
@@ -478,9 +498,27 @@ def test_a_head_beside_the_embedding_counts(tmp_path: Path) -> None:
     assert open_source(str(tmp_path)).config.tie_embeddings
 
 
+def test_tied_weights_under_the_name_of_the_head(tmp_path: Path) -> None:
+    """Of two names of one tensor `save_model` of safetensors may leave either."""
+    save_folder("qwen2", tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    before = weights_of(open_source(str(tmp_path)))
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, file, {"format": "pt"})
+    source = open_source(str(tmp_path))
+    assert source.config.tie_embeddings
+    assert all(torch.equal(value, before[name]) for name, value in weights_of(source).items())
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(theirs.get_input_embeddings().weight, tensors["lm_head.weight"])
+    change(tmp_path / "config.json", tie_word_embeddings=False)
+    with pytest.raises(UserError, match=r"model\.embed_tokens\.weight is missing"):
+        open_source(str(tmp_path))
+
+
 def test_the_day_counts_only_where_a_template_asks_for_it(saved: Path, tmp_path: Path) -> None:
     assert open_source(str(saved)).definition.day == ""
-    (tmp_path / "dated.jinja").write_text("{{ strftime_now('%Y') }}<|im_end|>")
+    (tmp_path / "dated.jinja").write_text("{{ strftime_now('%Y') }}" + CHATML)
     assert open_source(str(saved), wanted=Wanted(str(tmp_path / "dated.jinja"))).definition.day
 
 
@@ -504,18 +542,42 @@ def test_a_model_of_the_hub(saved: Path, tmp_path: Path, monkeypatch: pytest.Mon
         open_source("hub:someone/other")
 
 
+def use_hub(server: BadHub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.address + "/{repo_id}/resolve/{revision}/{filename}"
+    )
+    monkeypatch.setattr(constants, "ENDPOINT", server.address)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.delenv("NANOCHAT_HUB", raising=False)
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_weights_in_another_form_are_not_downloaded(
+    single: bool, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those count that `transformers` reads: of one file, or else of an index."""
+    save_folder("llama", tmp_path / "single")
+    own = tmp_path / "single" if single else saved
+    files = {path.name: path.read_bytes() for path in own.iterdir()}
+    variants = {f"model.{name}.safetensors": b"w" * 1000 for name in ("fp16", "fp32-00001-of-00001")}
+    variants |= {"consolidated.safetensors": b"w" * 1000}
+    index = json.dumps({"weight_map": dict.fromkeys("ab", "model.fp32-00001-of-00001.safetensors")}).encode()
+    name = "model.safetensors.index.json" if single else "model.safetensors.index.fp32.json"
+    with BadHub({**files, **variants, name: index}) as server:
+        use_hub(server, tmp_path / "cache", monkeypatch)
+        source = open_source("hub:some/set")
+    assert torch.equal(source.read("norm.gain"), open_source(str(own)).read("norm.gain"))
+    found = {path.name for path in (tmp_path / "cache").glob("*/snapshots/*/*")}
+    assert found == {*files, name}
+
+
 def test_a_model_that_cannot_be_read_is_refused_before_its_weights_are_downloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = json.dumps({"architectures": ["GPT2LMHeadModel"]}).encode()
     with BadHub({"config.json": config, "model.safetensors": b"w" * 1000, "tokenizer.json": b"{}"}) as server:
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.address + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setattr(constants, "ENDPOINT", server.address)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-        monkeypatch.delenv("NANOCHAT_HUB", raising=False)
+        use_hub(server, tmp_path, monkeypatch)
         with pytest.raises(UserError, match="its architecture is GPT2LMHeadModel: only"):
             open_source("hub:some/set")
     assert [path.name for path in tmp_path.glob("*/snapshots/*/*")] == ["config.json"]
