@@ -169,6 +169,8 @@ def _gemma3(config: Record) -> Record:
     every = config["sliding_window_pattern"]
     short = config["rope_local_base_freq"]
     by_layer = config.get("rope_parameters") or {}
+    if by_layer and not {"full_attention", "sliding_attention"} & by_layer.keys():  # `transformers` would not read them
+        raise UserError("its rope_parameters are not those of full_attention and of sliding_attention")
     if "sliding_attention" in by_layer:
         short = _rope(by_layer["sliding_attention"], short)
         if short.pop("rope_kind") != "default":

@@ -138,6 +138,7 @@ def test_a_shorter_context() -> None:
         ("llama", {"hidden_act": ["silu"]}, "its activation is ['silu']"),
         ("gemma3", {"query_pre_attn_scalar": 0}, "its config has query_pre_attn_scalar=0"),
         ("gemma3", {"layer_types": None, "sliding_window_pattern": 0}, "its config has sliding_window_pattern=0"),
+        ("gemma3", {"rope_parameters": {"rope_theta": 1e5}}, "rope_parameters are not those of full_attention and of"),
         ("gemma3", {"layer_types": 5}, "its config cannot be read"),
         ("llama", {"num_key_value_heads": 3}, "kv_heads=3 does not divide heads=4"),
         ("llama", {"vocab_size": -5}, "its config has vocab_size=-5"),
