@@ -123,6 +123,9 @@ def main(config: Config) -> None:
         print0(
             f"import: the context is {shape.max_seq_len}, all that it was made for: --context makes it shorter alone"
         )
+    if source.dropped:
+        count, one = len(source.dropped), source.dropped[0]
+        print0(f"import: added tokens left out, as the embedding has no row for them: {count}, such as {one}")
     unused = [name for name, neutral in UNUSED.items() if source.generation.get(name, neutral) not in (neutral, None)]
     if unused:
         print0(f"import: its maker also samples with {', '.join(unused)}, which nothing here applies")

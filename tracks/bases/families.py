@@ -37,8 +37,9 @@ COUNTS = {  # whole numbers above zero, at most so large
     "max_position_embeddings": 2**22,
     "sliding_window": 2**24,
     "sliding_window_pattern": 2**12,
+    "query_pre_attn_scalar": 2**20,
 }
-NUMBERS = ("rms_norm_eps", "rope_theta", "rope_local_base_freq", "query_pre_attn_scalar")  # above zero
+NUMBERS = ("rms_norm_eps", "rope_theta", "rope_local_base_freq")  # above zero
 SWITCHES = ("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window")
 OBJECTS = ("rope_scaling", "rope_parameters")
 
@@ -124,6 +125,7 @@ class Family:
     gguf: str  # general.architecture
     fields: Callable[[Record], Record]  # from config.json to the fields of our config in which families differ
     defaults: Mapping[str, Any]  # of fields that a config.json may leave out
+    activation: str = "hidden_act"  # what a config.json calls it
 
 
 def _windows(config: Record, default: Callable[[int], bool]) -> Record:
@@ -167,6 +169,8 @@ def _gemma3(config: Record) -> Record:
     every = config["sliding_window_pattern"]
     short = config["rope_local_base_freq"]
     by_layer = config.get("rope_parameters") or {}
+    if by_layer and not {"full_attention", "sliding_attention"} & by_layer.keys():  # `transformers` would not read them
+        raise UserError("its rope_parameters are not those of full_attention and of sliding_attention")
     if "sliding_attention" in by_layer:
         short = _rope(by_layer["sliding_attention"], short)
         if short.pop("rope_kind") != "default":
@@ -185,45 +189,48 @@ def _gemma3(config: Record) -> Record:
     }
 
 
-_ANY = {
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10_000.0,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "tie_word_embeddings": False,
-}
+_ANY = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "tie_word_embeddings": False}
 _QWEN = {**_ANY, "use_sliding_window": False, "max_window_layers": 28, "sliding_window": 4096}
 FAMILIES = {
-    "llama": Family("LlamaForCausalLM", "llama", "llama", _llama, _ANY),
+    "llama": Family("LlamaForCausalLM", "llama", "llama", _llama, {**_ANY, "attention_bias": False, "mlp_bias": False}),
     "qwen2": Family("Qwen2ForCausalLM", "qwen2", "qwen2", _qwen2, _QWEN),
-    "qwen3": Family("Qwen3ForCausalLM", "qwen3", "qwen3", _qwen3, {**_QWEN, "head_dim": 128}),
+    "qwen3": Family("Qwen3ForCausalLM", "qwen3", "qwen3", _qwen3, {**_QWEN, "attention_bias": False, "head_dim": 128}),
     "gemma3": Family(
         "Gemma3ForCausalLM",
         "gemma3_text",
         "gemma3",
         _gemma3,
         {
-            **_ANY,
-            "hidden_act": "gelu_pytorch_tanh",
+            "hidden_activation": "gelu_pytorch_tanh",
+            "rms_norm_eps": 1e-6,
             "rope_theta": 1_000_000.0,
             "rope_local_base_freq": 10_000.0,
+            "attention_bias": False,
             "tie_word_embeddings": True,
             "head_dim": 256,
             "query_pre_attn_scalar": 256,
             "sliding_window": 4096,
             "sliding_window_pattern": 6,
         },
+        activation="hidden_activation",
     ),
 }
 
 
 def family_of(config: Record) -> str:
-    """Return the key in FAMILIES for a config.json; UserError for an architecture that is not known."""
+    """Return the key in FAMILIES for a config.json; UserError for an architecture that is not known.
+
+    Its model_type has to say the same: `transformers` reads that alone.
+    """
     names = config.get("architectures") or config.get("model_type") or "without a name"
     names = names if isinstance(names, list) else [names]
     for key, family in FAMILIES.items():
         if family.architecture in names or family.model_type in names:
+            kind = config.get("model_type")
+            if kind is None:
+                raise UserError(f'its config has no model_type: add "model_type": "{family.model_type}"')
+            if kind != family.model_type:
+                raise UserError(f"its config has architectures={names} and model_type={kind}: one of them is wrong")
             return key
     known = ", ".join(family.architecture for family in FAMILIES.values())
     raise UserError(f"its architecture is {', '.join(map(str, names))}: only {known} can be brought in")
@@ -239,12 +246,12 @@ def read_config(config: Record, context: int = 0) -> PublicConfig:
     for name, value in ONLY.items():
         if config.get(name, value) not in (value, None):
             raise UserError(f"its config has {name}={config[name]}, which is not known here")
-    # Two names of one setting, as families and versions of `transformers` differ.
-    known["hidden_act"] = config.get("hidden_activation") or config.get("hidden_act") or known["hidden_act"]
-    if "_sliding_window_pattern" in known:
-        known["sliding_window_pattern"] = known["_sliding_window_pattern"]
-    if str(known["hidden_act"]) not in ACTIVATIONS:
-        raise UserError(f"its activation is {known['hidden_act']}: only {', '.join(ACTIVATIONS)} are known")
+    empty = [name for name in family.defaults if name in config and name not in said]
+    if empty:  # an error in `transformers` too
+        raise UserError(f"its config has {empty[0]}=null, which cannot be: leave it out")
+    activation = known[family.activation]
+    if str(activation) not in ACTIVATIONS:
+        raise UserError(f"its activation is {activation}: only {', '.join(ACTIVATIONS)} are known")
     _check_types(known)
     try:
         heads = known["num_attention_heads"]
@@ -260,7 +267,7 @@ def read_config(config: Record, context: int = 0) -> PublicConfig:
             channels=known.get("head_dim") or known["hidden_size"] // heads,
             units=known["intermediate_size"],
             max_seq_len=min(context or longest, longest),
-            activation=ACTIVATIONS[known["hidden_act"]],
+            activation=ACTIVATIONS[activation],
             norm_eps=known["rms_norm_eps"],
             tie_embeddings=known["tie_word_embeddings"],
             **_rope(rope.get("full_attention", rope), known["rope_theta"]),
@@ -279,8 +286,8 @@ def _check_types(known: Record) -> None:
             continue
         if name in COUNTS:
             good = type(value) is int and 0 < value <= COUNTS[name]
-        elif name in NUMBERS:
-            good = _is_positive(value)
+        elif name in NUMBERS:  # `transformers` takes no whole number for the first
+            good = _is_positive(value) and not (name == "rms_norm_eps" and type(value) is int)
         elif name in SWITCHES:
             good = type(value) is bool
         else:

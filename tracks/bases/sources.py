@@ -7,7 +7,7 @@ are safetensors, the tokenizer is a tokenizer.json, and a class that a folder br
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -25,6 +25,7 @@ from nanochat.log import Record, print0
 from nanochat.models import new_model
 from nanochat.paths import read_json, read_sha256
 from nanochat.quantized import Tensors
+from tracks.bases.added import listed_tokens, roles, with_listed
 from tracks.bases.families import COMPUTED, FAMILIES, family_of, names_of, read_config
 from tracks.bases.gguf_file import GGUFFile
 from tracks.bases.model import PublicConfig
@@ -44,6 +45,7 @@ Read = TypeVar("Read")
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+HEAD = "lm_head.weight"
 # Files of weights that may hold code.
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 MORE_TEMPLATES = "additional_chat_templates"  # a folder of files NAME.jinja
@@ -78,6 +80,7 @@ class Source:
     licence_link: str  # as its model card has it
     licence_texts: Mapping[str, str]  # by the name of the file
     templates: Sequence[str]  # names of its own for conversations
+    dropped: Sequence[str] = ()  # its added tokens that the embedding has no row for
 
     def hashes(self) -> dict[str, str]:
         """Return the SHA-256 of each file."""
@@ -127,6 +130,7 @@ def download(name: str) -> Path:
     # What cannot be read is refused before its weights are downloaded.
     for config in fetch(configs):
         _about(config.parent, read_config, _json(config) or {})
+    files = _with_one_set_of_weights(files)
     places = zip(files, fetch(files), strict=True)
     folders = {path.parents[file.path.count("/")] for file, path in places}
     if len(folders) > 1:
@@ -145,6 +149,16 @@ def _fetch_licences(files: Sequence[HubFile], folder: Path) -> None:
                 fetch([replace(file, revision=folder.name)])
             except HubError as error:
                 print0(f"import: without {file.path}: {error}", file=sys.stderr)
+
+
+def _with_one_set_of_weights(files: Sequence[HubFile]) -> list[HubFile]:
+    """Return files without weights that `_shards` would not read, as those of another precision."""
+    names = {file.path for file in files}
+    weights = {SINGLE}
+    if SINGLE not in names and INDEX in names:
+        [index] = fetch([file for file in files if file.path == INDEX])
+        weights = set(_indexed(index))
+    return [file for file in files if file.path in weights or not file.path.endswith(".safetensors")]
 
 
 # ---- a folder ----
@@ -176,6 +190,8 @@ def _open_folder(folder: Path, context: int, wanted: Wanted) -> Source:
     if config.tie_embeddings and _has_another_head(places):
         config = replace(config, tie_embeddings=False)  # as `transformers` reads it
     theirs = {names.ours: names.theirs for names in names_of(config)}
+    if config.tie_embeddings and theirs["embed.weight"] not in places and HEAD in places:
+        theirs["embed.weight"] = HEAD  # of two names of one tensor, a file may have either
 
     def read(ours: str) -> Tensor:
         name = theirs[ours]
@@ -183,7 +199,7 @@ def _open_folder(folder: Path, context: int, wanted: Wanted) -> Source:
             return file.get_tensor(name).float()
 
     _check_tensors(folder, config, stored, theirs)
-    definition, used, templates = _folder_definition(folder, settings, wanted, config)
+    definition, used, templates, dropped = _folder_definition(folder, settings, wanted, config)
     licence, link = _licence(folder / "README.md")
     texts = _licence_texts(folder)
     return Source(
@@ -201,12 +217,13 @@ def _open_folder(folder: Path, context: int, wanted: Wanted) -> Source:
         licence_link=link,
         licence_texts=texts,
         templates=templates,
+        dropped=dropped,
     )
 
 
 def _has_another_head(places: Mapping[str, Path]) -> bool:
     """Return True if a head is stored beside the embedding, and is not the same."""
-    names = ("lm_head.weight", "model.embed_tokens.weight")
+    names = (HEAD, "model.embed_tokens.weight")
     if not all(name in places for name in names):
         return False
     tensors = []
@@ -262,32 +279,37 @@ def _shards(folder: Path) -> list[Path]:
     """Return the files of a folder's weights; UserError if one is missing."""
     if (folder / SINGLE).is_file():  # as `transformers` looks: beside it an index is what another save has left
         return [folder / SINGLE]
-    index = _json(folder / INDEX)
-    if index is None:
+    if not (folder / INDEX).is_file():
         found = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
         others = f", only {found[0]}, which may hold code" if found else ""
         raise UserError(f"{folder} has no weights as safetensors{others}")
-    places = index.get("weight_map")
-    names = sorted(set(map(str, places.values()))) if isinstance(places, dict) else []
-    if not names or any(Path(name).name != name for name in names):
-        raise UserError(f"{folder / INDEX} names no files of this folder")
+    names = _indexed(folder / INDEX)
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise UserError(f"{folder} has not all of its weights: {', '.join(missing)} is missing")
     return [folder / name for name in names]
 
 
+def _indexed(index: Path) -> list[str]:
+    """Return the names of the files in an index of weights."""
+    places = (_json(index) or {}).get("weight_map")
+    names = sorted(set(map(str, places.values()))) if isinstance(places, dict) else []
+    if not names or any(Path(name).name != name for name in names):
+        raise UserError(f"{index} names no files of this folder")
+    return names
+
+
 def _folder_definition(
     folder: Path, settings: Record, wanted: Wanted, config: PublicConfig
-) -> tuple[Definition, list[Path], list[str]]:
-    """Return the tokenizer of a folder, the files that it comes from, and the names of its chat templates."""
+) -> tuple[Definition, list[Path], list[str], list[str]]:
+    """Return the tokenizer of a folder, its files, names of its chat templates, and the tokens that it leaves out."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise UserError(f"{folder} has no tokenizer.json: save its tokenizer with `transformers`, which writes one")
     options = _json(folder / "tokenizer_config.json") or {}
     if "auto_map" in options:
         raise UserError(f"{folder} has a tokenizer with code of its own, which is not run")
-    others = ("tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+    others = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json")
     used = [file, *(folder / name for name in others if (folder / name).is_file())]
     more = sorted((folder / MORE_TEMPLATES).glob("*.jinja"))
     in_files = {path.stem: _text(path) for path in more}
@@ -296,19 +318,20 @@ def _folder_definition(
         in_files = {DEFAULT: _text(folder / "chat_template.jinja"), **in_files}
     in_files = {name: text for name, text in in_files.items() if text}
     named = in_files or _own_templates(options.get("chat_template"))  # as `transformers` reads them
-    special = {}  # by role
-    for role in ("bos_token", "eos_token", "pad_token", "unk_token"):
-        value = options.get(role)
-        value = value.get("content") if isinstance(value, dict) else value
-        if not isinstance(value, str | None):
-            raise UserError(f"{folder}: its tokenizer_config.json has {role}={value}, which is no text")
-        special[role] = value
+    listed = _about(folder, listed_tokens, options)
+    text, kept, dropped = with_listed(_text(file), listed, config.vocab_size)
+    in_map = _json(folder / "special_tokens_map.json")
+    special = _about(folder, roles, options, in_map, settings.get("tokenizer_class"), config.family, kept)
     generation = _json(folder / "generation_config.json") or {}
-    ends = _about(folder, _ids, [generation.get("eos_token_id"), settings.get("eos_token_id")])
-    roles, listed = _special_names(options)
-    text = with_special(_text(file), roles)
-    definition = _about(folder, _definition, text, named, wanted, special, ends, config)
-    return replace(definition, listed=sorted(listed - roles)), used, [*named]
+    ends = _about(folder, _ids, "eos_token_id", [generation.get("eos_token_id"), settings.get("eos_token_id")])
+    begins = _about(folder, _ids, "bos_token_id", [settings.get("bos_token_id")])
+    _check_dropped(folder, dropped, special)
+    by_role, in_lists = _special_names(options)
+    by_role |= set(filter(None, special.values()))
+    text = with_special(text, by_role)
+    definition = _about(folder, _definition, text, named, wanted, special, ends, config, begins)
+    _check_dropped(folder, dropped, {"chat template": definition.template})
+    return replace(definition, listed=sorted(in_lists - by_role)), used, [*named], sorted(dropped)
 
 
 def _special_names(options: Record) -> tuple[set[str], set[str]]:
@@ -333,6 +356,17 @@ def _special_names(options: Record) -> tuple[set[str], set[str]]:
     return {name for name in by_role if isinstance(name, str)}, {name for name in in_lists if isinstance(name, str)}
 
 
+def _check_dropped(folder: Path, dropped: Collection[str], used: Mapping[str, str | None]) -> None:
+    """Raise a UserError if a token that the embedding has no row for is in one of these texts."""
+    for place, text in used.items():
+        for token in sorted(dropped):
+            if text and token in text:
+                raise UserError(
+                    f"{folder}: its {place} needs the token {token}, and its embedding has no row for it: take the"
+                    " tokenizer that these weights were trained with, or resize the embedding"
+                )
+
+
 def _own_templates(value: Any) -> dict[str, str]:
     """Return the chat templates in a tokenizer_config.json by name: one is a text, several are a list or an object."""
     if isinstance(value, list):
@@ -341,12 +375,12 @@ def _own_templates(value: Any) -> dict[str, str]:
     return {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str) and text}
 
 
-def _ids(values: Sequence[Any]) -> list[int]:
-    """Return token ids that a config has, each alone or as a list; UserError for anything else."""
+def _ids(name: str, values: Sequence[Any]) -> list[int]:
+    """Return token ids that a config has by a name, each alone or as a list; UserError for anything else."""
     flat = [id for value in values if value is not None for id in (value if isinstance(value, list) else [value])]
     for id in flat:
         if type(id) is not int:
-            raise UserError(f"its eos_token_id has {id!r}, which is no id")
+            raise UserError(f"its {name} has {id!r}, which is no id")
     return flat
 
 
@@ -384,7 +418,7 @@ def _open_gguf(path: Path, context: int, wanted: Wanted) -> Source:
     named = _metadata(path, file.templates)
     text = with_special(_metadata(path, file.tokenizer), set(filter(None, special.values())))
     turn_ends = [file.get(f"tokenizer.ggml.{role}_token_id") for role in ("eot", "eom")]  # of a turn, of a call
-    ends = _about(path, _ids, [settings["eos_token_id"], *turn_ends])
+    ends = _about(path, _ids, "eos_token_id", [settings["eos_token_id"], *turn_ends])
     names = {one.ours: one for one in names_of(config)}
     theirs = {ours: one.gguf for ours, one in names.items()}
     stored = {name: file.shape(name) for name in file.tensors}
@@ -392,6 +426,8 @@ def _open_gguf(path: Path, context: int, wanted: Wanted) -> Source:
     heads = {"attn_q": config.heads, "attn_k": config.kv_heads}
     definition = _about(path, _definition, text, named, wanted, special, ends, config)
     licence = file.get("general.license", "")
+    if not isinstance(licence, str):
+        raise UserError(f"{path} has general.license={licence}, which is no text")
     if licence == "other":
         licence = file.get("general.license.name", "") or licence
     link = file.get("general.license.link", "")
@@ -454,14 +490,15 @@ def _definition(
     special: Mapping[str, str | None],
     ends: Sequence[int],
     config: PublicConfig,
+    begins: Sequence[int] = (),
 ) -> Definition:
     """Return a tokenizer's definition.
 
     text: of the tokenizer.json, which alone decides what a text begins with: `transformers` 5 leaves add_bos_token of a
     tokenizer_config.json unread beside one. named: the model's chat templates. wanted: the template that was asked for.
-    special: tokens by their role. ends: tokens that end a text.
+    special: tokens by their role. ends: tokens that end a text. begins: what stands between documents if no token of a
+    role does.
     """
-    text = _within(text, config.vocab_size)
     core = PublicCore(text)
     _check_vocabulary(core, config.vocab_size)  # first: what is made of it has a length of the largest id
     ids: dict[str, int] = {}
@@ -474,7 +511,8 @@ def _definition(
     prefix = _prefix(core)
     if len(prefix) > 1:
         raise UserError("its texts begin with several tokens, which is not known here")
-    document = core.special_tokens.get(OF_DOCUMENTS, ids.get("bos_token", ids.get("eos_token")))
+    between = [ids[role] for role in ("bos_token", "eos_token") if role in ids]
+    document = core.special_tokens.get(OF_DOCUMENTS, next(iter([*between, *begins, *ends]), None))
     bos = prefix[0] if prefix else document
     ends = [*ends, *([ids["eos_token"]] if "eos_token" in ids else [])]
     if bos is None or not ends:
@@ -525,16 +563,6 @@ def _sides(options: Record, settings: Record, config: PublicConfig, definition: 
     return sides
 
 
-def _within(text: str, size: int) -> str:
-    """Return a tokenizer.json without the added tokens that the embedding has no row for, as Gemma 3's for images."""
-    try:
-        state = json.loads(text)
-        added = [token for token in state["added_tokens"] if token["id"] < size]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return text  # the library says what is wrong
-    return text if len(added) == len(state["added_tokens"]) else json.dumps(state | {"added_tokens": added})
-
-
 def _prefix(core: PublicCore) -> list[int]:
     """Return the tokens that the library puts before every text; UserError if it cannot read one."""
     try:
@@ -558,7 +586,7 @@ def _check_tensors(
     missing = [there for there in names.values() if there not in stored]
     if missing:
         raise UserError(f"{place} has not all of its weights: {missing[0]} is missing, of {len(missing)}")
-    tied = {"lm_head.weight", "output.weight"} if config.tie_embeddings else set()
+    tied = {HEAD, "output.weight"} if config.tie_embeddings else set()
     more = set(stored) - set(names.values()) - tied
     more = {name for name in more if not re.fullmatch(COMPUTED, name)}
     if more:

@@ -147,6 +147,23 @@ def test_conversations_need_a_template(home: Home) -> None:
     home.tune("scripts.chat_sft", *flags, "--model-tag=asked", "--tag=tuned")
 
 
+def test_a_page_is_no_template(home: Home) -> None:
+    (home.folder / "page.md").write_text("# A page\n\nWho? I.\n")
+    said = home.bring("qwen3", "--tag=page", f"--template={home.folder / 'page.md'}").refused()
+    assert said.endswith("its chat template does not write what the user says: name another one by --template")
+    assert not (home.base / "chat_sft" / "page" / "step_000000").exists()
+
+
+def test_tokens_without_a_row_are_counted(home: Home) -> None:
+    save_folder("qwen3", home.folder / "more")
+    file = home.folder / "more" / "tokenizer.json"
+    state = read_json(file)
+    state["added_tokens"] += [{**state["added_tokens"][0], "id": 700 + n, "content": f"<|{n}|>"} for n in range(3)]
+    file.write_text(json.dumps(state))
+    said = home.bring("more", "--tag=more").done()
+    assert "import: added tokens left out, as the embedding has no row for them: 3, such as <|0|>\n" in said
+
+
 def test_a_gguf_file(home: Home) -> None:
     save_gguf("llama", home.folder / "model.gguf", "Q8_0")
     said = home.bring("model.gguf", "--tag=gguf", "--context=256").done()

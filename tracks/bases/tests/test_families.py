@@ -1,5 +1,7 @@
 """Configs of the families, read: what decides values is taken over or refused."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,8 @@ import transformers
 from nanochat.errors import UserError
 from nanochat.models import new_model
 from tracks.bases.families import FAMILIES, names_of, read_config
-from tracks.bases.tests.public_models import CASES, COMMON, LLAMA3
+from tracks.bases.sources import open_source
+from tracks.bases.tests.public_models import CASES, COMMON, LLAMA3, model_of, save_folder
 
 
 def settings_of(case: str, **changes: Any) -> dict[str, Any]:
@@ -53,6 +56,30 @@ def test_no_window() -> None:
     assert read_config(settings).windows == [0, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("case", "changes"),
+    [
+        ("llama", {"hidden_activation": "gelu_pytorch_tanh"}),
+        ("gemma3", {"hidden_act": "silu"}),  # and no hidden_activation
+        ("gemma3", {"layer_types": None, "_sliding_window_pattern": 2}),
+        ("gemma3", {"layer_types": None, "sliding_window_pattern": 2}),
+        ("gemma3", {"layer_types": None, "sliding_window_pattern": 3, "_sliding_window_pattern": 2}),
+    ],
+)
+def test_settings_of_another_family_or_version(case: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """What `transformers` does not read changes nothing here."""
+    save_folder(case, tmp_path)
+    file = tmp_path / "config.json"
+    settings = json.loads(file.read_text()) | changes
+    if case == "gemma3" and "hidden_act" in changes:
+        del settings["hidden_activation"]
+    file.write_text(json.dumps(settings))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    ids = torch.arange(100)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(model_of(open_source(str(tmp_path)))(ids), theirs(ids).logits, rtol=1e-4, atol=1e-4)
+
+
 def test_a_shorter_context() -> None:
     assert read_config(settings_of("llama"), context=100).max_seq_len == 100
     assert read_config(settings_of("llama"), context=10_000).max_seq_len == 512  # not more than it was made for
@@ -67,6 +94,16 @@ def test_a_shorter_context() -> None:
             "its architecture is MambaForCausalLM",
         ),
         ("llama", {"model_type": None}, "its architecture is without a name"),
+        (
+            "llama",
+            {"model_type": None, "architectures": ["LlamaForCausalLM"]},
+            'its config has no model_type: add "model_type": "llama"',
+        ),
+        (
+            "llama",
+            {"model_type": "mistral", "architectures": ["LlamaForCausalLM"], "sliding_window": 8},
+            "its config has architectures=['LlamaForCausalLM'] and model_type=mistral: one of them is wrong",
+        ),
         (
             "gemma3",
             {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"},
@@ -110,11 +147,19 @@ def test_a_shorter_context() -> None:
         ("llama", {"rope_parameters": {"rope_type": ["linear"]}}, "scaled by ['linear']"),
         ("llama", {"hidden_act": ["silu"]}, "its activation is ['silu']"),
         ("gemma3", {"query_pre_attn_scalar": 0}, "its config has query_pre_attn_scalar=0"),
-        ("gemma3", {"layer_types": None, "_sliding_window_pattern": 0}, "its config has sliding_window_pattern=0"),
+        ("gemma3", {"layer_types": None, "sliding_window_pattern": 0}, "its config has sliding_window_pattern=0"),
+        ("gemma3", {"rope_parameters": {"rope_theta": 1e5}}, "rope_parameters are not those of full_attention and of"),
         ("gemma3", {"layer_types": 5}, "its config cannot be read"),
         ("llama", {"num_key_value_heads": 3}, "kv_heads=3 does not divide heads=4"),
         ("llama", {"vocab_size": -5}, "its config has vocab_size=-5"),
         ("llama", {"num_hidden_layers": 10**9}, "its config has num_hidden_layers=1000000000"),
+        # What `transformers` refuses could not be exported.
+        ("llama", {"rms_norm_eps": 1}, "its config has rms_norm_eps=1, which cannot be"),
+        ("llama", {"attention_bias": None}, "its config has attention_bias=null, which cannot be: leave it out"),
+        ("qwen2", {"use_sliding_window": None}, "its config has use_sliding_window=null"),
+        ("qwen3", {"head_dim": None}, "its config has head_dim=null"),
+        ("gemma3", {"hidden_activation": None}, "its config has hidden_activation=null"),
+        ("gemma3", {"query_pre_attn_scalar": 20.0}, "its config has query_pre_attn_scalar=20.0, which cannot be"),
     ],
 )
 def test_what_is_refused(case: str, changes: dict[str, Any], sentence: str) -> None:

@@ -224,6 +224,27 @@ def test_a_token_with_a_role_is_special(
     assert ours.turn_end == 2
 
 
+@pytest.mark.parametrize(
+    ("template", "role"),
+    [
+        ("# A page\n\nWho? I.\n", "user"),
+        ("hello", "user"),
+        ("{# nothing #}", "user"),
+        ("{% for message in messages if message.role == 'user' %}{{ message.content }}{% endfor %}", "assistant"),
+        ("{{ messages[1].content }}<|im_end|>", "user"),
+    ],
+)
+def test_a_template_that_does_not_write_what_is_said(template: str, role: str, saved: Path, tmp_path: Path) -> None:
+    """Nothing could be learned with it."""
+    (tmp_path / "page.md").write_text(template)
+    with pytest.raises(UserError, match=f"its chat template does not write what the {role} says: choose another"):
+        open_source(str(saved), wanted=Wanted(str(tmp_path / "page.md")))
+    shutil.copytree(saved, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(template)
+    with pytest.raises(UserError, match=f"its chat template does not write what the {role} says"):
+        open_source(str(tmp_path / "model"))
+
+
 # One that has blanks, line breaks and blocks where joining could lose them.
 DEFAULT_TEXT = "  {% if true %}\n{% endif %}" + CHATML + "\n   \n"
 WITH_TOOLS_TEXT = "\n  {%- for tool in tools -%}\n  {{ tool.name }}\n  {%- endfor %}\n" + CHATML + "{# end #} \n"
@@ -493,6 +514,7 @@ METADATA: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "unknown": ("gemma3", {"tokenizer.ggml.unknown_token_id": 10**6}, "unknown_token_id=1000000, and its vocabulary"),
     "end as text": ("llama", {"tokenizer.ggml.eos_token_id": "2"}, "has metadata that cannot be read: '<=' not"),
+    "license": ("llama", {"general.license": 5}, "has general.license=5, which is no text"),
     "few types": ("llama", {"tokenizer.ggml.token_type": [1, 3]}, "has 700 tokens and types for 2"),
     "types as number": ("llama", {"tokenizer.ggml.token_type": 1}, "has metadata that cannot be read: object of type"),
 }
@@ -591,6 +613,24 @@ def test_a_head_beside_the_embedding_counts(tmp_path: Path) -> None:
     assert open_source(str(tmp_path)).config.tie_embeddings
 
 
+def test_tied_weights_under_the_name_of_the_head(tmp_path: Path) -> None:
+    """Of two names of one tensor `save_model` of safetensors may leave either."""
+    save_folder("qwen2", tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    before = weights_of(open_source(str(tmp_path)))
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, file, {"format": "pt"})
+    source = open_source(str(tmp_path))
+    assert source.config.tie_embeddings
+    assert all(torch.equal(value, before[name]) for name, value in weights_of(source).items())
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(theirs.get_input_embeddings().weight, tensors["lm_head.weight"])
+    change(tmp_path / "config.json", tie_word_embeddings=False)
+    with pytest.raises(UserError, match=r"model\.embed_tokens\.weight is missing"):
+        open_source(str(tmp_path))
+
+
 def test_the_day_counts_only_where_a_template_asks_for_it(saved: Path, tmp_path: Path) -> None:
     assert open_source(str(saved)).definition.day == ""
     (tmp_path / "dated.jinja").write_text("{{ strftime_now('%Y') }}" + CHATML)
@@ -653,6 +693,26 @@ def test_the_files_of_a_license_come_from_the_hub(
     }
     assert ("import: without NOTICE: " in capsys.readouterr().err) != has_notice
     assert not [*tmp_path.glob("*/snapshots/*/weights.bin"), *tmp_path.glob("*/snapshots/*/licenses")]
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_weights_in_another_form_are_not_downloaded(
+    single: bool, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those count that `transformers` reads: of one file, or else of an index."""
+    save_folder("llama", tmp_path / "single")
+    own = tmp_path / "single" if single else saved
+    files = {path.name: path.read_bytes() for path in own.iterdir()}
+    variants = {f"model.{name}.safetensors": b"w" * 1000 for name in ("fp16", "fp32-00001-of-00001")}
+    variants |= {"consolidated.safetensors": b"w" * 1000}
+    index = json.dumps({"weight_map": dict.fromkeys("ab", "model.fp32-00001-of-00001.safetensors")}).encode()
+    name = "model.safetensors.index.json" if single else "model.safetensors.index.fp32.json"
+    with BadHub({**files, **variants, name: index}) as server:
+        use_hub(server, tmp_path / "cache", monkeypatch)
+        source = open_source("hub:some/set")
+    assert torch.equal(source.read("norm.gain"), open_source(str(own)).read("norm.gain"))
+    found = {path.name for path in (tmp_path / "cache").glob("*/snapshots/*/*")}
+    assert found == {*files, name}
 
 
 def test_a_model_that_cannot_be_read_is_refused_before_its_weights_are_downloaded(
