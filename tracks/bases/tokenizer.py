@@ -38,9 +38,8 @@ class Definition:
     ends: Sequence[int] = ()  # end an answer; the one that the template writes comes first
     variables: dict[str, str] = field(default_factory=dict)  # for the template: bos_token and others
     day: str = ""  # when the model was brought in: the date that a template is told, if it asks for one
-    listed: Sequence[
-        str
-    ] = ()  # special tokens that `tokenizer` has as ordinary ones: a plain text has them, no message
+    # Special tokens that `tokenizer` has as ordinary ones: a plain text may have them, and no message.
+    listed: Sequence[str] = ()
 
 
 class PublicCore:
