@@ -534,13 +534,18 @@ def special_tokens(backend: tokenizers.Tokenizer) -> dict[str, int]:
 
 
 def with_special(text: str, names: Collection[str]) -> str:
-    """Return a tokenizer.json in which the added tokens with these names are special too."""
-    try:
-        state = json.loads(text)
-        added = [{**token, "special": token["special"] or token["content"] in names} for token in state["added_tokens"]]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return text  # the library says what is wrong
-    return text if added == state["added_tokens"] else json.dumps(state | {"added_tokens": added})
+    """Return a tokenizer.json in which the added tokens with these names are special too.
+
+    The rest is not read: a vocabulary of 262,144 tokens would take more memory than is allowed beside the weights.
+    """
+    for key in re.finditer(r'"added_tokens"\s*:\s*', text):
+        try:
+            added, end = json.JSONDecoder().raw_decode(text, key.end())
+            marked = [{**token, "special": token["special"] or token["content"] in names} for token in added]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            continue  # a token of this name, or a file of which the library says what is wrong
+        return text if marked == added else f"{text[: key.end()]}{json.dumps(marked)}{text[end:]}"
+    return text
 
 
 def _spoken(message: Message) -> str:
