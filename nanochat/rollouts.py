@@ -320,6 +320,7 @@ class Rollouts(PromptSource):
         self.tokenizer = trainer.tokenizer
         self.name = name
         self.replay = replay
+        self.only_samples = config.init_lr_frac == 0  # at this rate a gradient would change nothing
         if replay:
             require_multiple("replayed conversations of a step", replay.rows, self.runtime.world_size)
 
@@ -337,7 +338,7 @@ class Rollouts(PromptSource):
         groups = {}  # rows to learn from, by the prompt's number
         for question, request in enumerate(requests.values()):
             samples = records[question]["samples"]
-            if len({sample["reward"] for sample in samples}) > 1:
+            if len({sample["reward"] for sample in samples}) > 1 and not self.only_samples:
                 groups[question] = [
                     answer_row(request.tokens, answer, sample["advantage"])
                     for answer, sample in zip(answers[question], samples, strict=True)
@@ -467,8 +468,8 @@ class Rollouts(PromptSource):
 
     @property
     def idle(self) -> bool:
-        """True if no group in the last step has a gradient, on any rank."""
-        return self.metrics.get("rl/groups_that_teach") == 0
+        """True if no group in the last step has a gradient that counts, on any rank."""
+        return self.only_samples or self.metrics.get("rl/groups_that_teach") == 0
 
 
 def open_rollouts(trainer: "Trainer", name: str, task: Task, engine: Engine, replay: Replay | None = None) -> Rollouts:

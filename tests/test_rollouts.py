@@ -90,6 +90,7 @@ def trainer_of(runtime, usual: dict, options: dict):
 
 def rollouts(engine, task=None, runtime=ALONE, record=lambda *_, **__: None, replay=None, **options):
     usual = {"max_seq_len": 256, "advantage": "mean", "epochs": 1.0, "num_samples": 4, "top_p": 1.0}
+    usual |= {"init_lr_frac": 0.015}
     trainer = trainer_of(runtime, DECODING | usual, options)
     return Rollouts(trainer, task or Words(), engine, record, replay=replay)
 
@@ -150,6 +151,22 @@ def test_groups_that_earned_the_same_are_left_out(kind, reward) -> None:
     assert source.metrics["rl/groups_that_teach"] == 0
     assert source.idle
     assert source.computed(batch, 1) == 0
+
+
+def test_at_a_rate_of_0_answers_are_sampled_alone() -> None:
+    records = []
+
+    def source_at(rate: float):
+        return rollouts(
+            MadeUp(), Words(reward=len), record=lambda *_, **record: records.append(record), init_lr_frac=rate
+        )
+
+    learning, sampling = source_at(0.015), source_at(0.0)
+    assert len(next(learning).inputs) > 1
+    assert len(next(sampling).inputs) == 1
+    assert (learning.idle, sampling.idle) == (False, True)
+    assert sampling.computed(next(sampling), 1) == 0
+    assert records[:4] == records[4:8]  # the same answers, rewards and advantages
 
 
 def replay_of(count: int, rows: int, weight: float = 1.0):

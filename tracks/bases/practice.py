@@ -97,7 +97,7 @@ def rl(config: Config) -> Iterator[Step]:
 def dpo(config: Config) -> Iterator[Step]:
     """Yield the answers of the model, the pairs that are chosen from them, and the training of DPO."""
     tag = config.tag
-    # Nothing is learned at a rate of 0: all answers are those of the model that was brought in.
+    # At a rate of 0 it only samples: all answers are those of the model that was brought in.
     flags = [*config.parent, f"--task={config.task}", *ANSWERS.split(), "--eval-every=-1", "--save-every=10"]
     flags += [f"--num-iterations={config.sampling_steps}", "--num-samples=4", "--init-lr-frac=0", "--seed=7"]
     answers = f"{tag}-answers"
