@@ -63,7 +63,7 @@ scripts.base_loss --tag=default --eval-bytes=2000
 scripts.base_eval --tag=default --max-per-task=1
 scripts.mid_train --tag=default {TRAIN} --eval-tokens=300 --eval-metrics-every=-1 --mixture=gsm8k
 scripts.chat_eval --source=mid --tag=default --tasks=GSM8K {SCORE}
-scripts.chat_sft --tag=default {TRAIN} --eval-tokens=300 --eval-metrics-every=-1 --mixture=aqua@20
+scripts.chat_sft --tag=default {TRAIN} --eval-tokens=300 --eval-metrics-every=-1 --mixture=aqua@20,gsm8k@20
 scripts.chat_eval --source=sft --tag=default --tasks=AQUA {SCORE}
 scripts.chat_rl --tag=default --task=GSM8K --device-batch-size=2 --num-iterations=1 --examples-per-step=2
     --num-samples=2 --max-new-tokens=4 --eval-every=-1 --temperature=0.7
