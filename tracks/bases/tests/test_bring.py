@@ -150,7 +150,7 @@ def test_conversations_need_a_template(home: Home) -> None:
 def test_a_page_is_no_template(home: Home) -> None:
     (home.folder / "page.md").write_text("# A page\n\nWho? I.\n")
     said = home.bring("qwen3", "--tag=page", f"--template={home.folder / 'page.md'}").refused()
-    assert said.endswith("its chat template does not write what the user says: name another one by --template")
+    assert said.endswith("its chat template does not write what the user says: choose another by --template")
     assert not (home.base / "chat_sft" / "page" / "step_000000").exists()
 
 
