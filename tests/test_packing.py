@@ -167,7 +167,7 @@ class Foreign:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
 
-    def render(self, conversation):
+    def render(self, conversation: dict) -> tuple[list[int], list[int]]:
         question, answer = (message["content"] for message in conversation["messages"])
         if "mat" in question:
             raise TemplateError("the chat template refuses the conversation: no mats")
@@ -235,7 +235,7 @@ def test_of_a_validation_part_a_template_may_refuse_more(foreign, capsys) -> Non
 class Alone:
     """A template that takes an answer without a question."""
 
-    def render(self, conversation):
+    def render(self, conversation: dict) -> tuple[list[int], list[int]]:
         assert len(conversation["messages"]) == 1
         return [5, 6, 7], [0, 1, 1]
 

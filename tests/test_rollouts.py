@@ -156,7 +156,7 @@ def test_groups_that_earned_the_same_are_left_out(kind, reward) -> None:
 def test_at_a_rate_of_0_answers_are_sampled_alone() -> None:
     records = []
 
-    def source_at(rate: float):
+    def source_at(rate: float) -> Rollouts:
         return rollouts(
             MadeUp(), Words(reward=len), record=lambda *_, **record: records.append(record), init_lr_frac=rate
         )

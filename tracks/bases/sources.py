@@ -345,15 +345,13 @@ def _special_names(options: Record) -> tuple[set[str], set[str]]:
         value = options.get(name)
         roles += value.values() if isinstance(value, dict) else ()
         listed += value if isinstance(value, list) else ()
-    by_role, in_lists = (
-        {
-            token.get("content") if isinstance(token, dict) else token
-            for token in tokens
-            if isinstance(token, str | dict)
-        }
-        for tokens in (roles, listed)
-    )
-    return {name for name in by_role if isinstance(name, str)}, {name for name in in_lists if isinstance(name, str)}
+    return _names(roles), _names(listed)
+
+
+def _names(tokens: Sequence[Any]) -> set[str]:
+    """Return the names of tokens that a file has as texts or as objects."""
+    names = [token.get("content") if isinstance(token, dict) else token for token in tokens]
+    return {name for name in names if isinstance(name, str)}
 
 
 def _check_dropped(folder: Path, dropped: Collection[str], used: Mapping[str, str | None]) -> None:
@@ -551,8 +549,8 @@ def _sides(options: Record, settings: Record, config: PublicConfig, definition: 
     options: the tokenizer_config.json. settings: the config.json.
     """
     sides = {name: options[name] for name in SIDES if options.get(name) in ("left", "right")}
-    state = json.loads(definition.tokenizer)
-    if "padding_side" in sides or state.get("padding"):  # which goes along in the tokenizer.json
+    # A large file is not parsed for its padding, which goes along in it; a token of that name has a number there.
+    if "padding_side" in sides or re.search(r'"padding"\s*:\s*\{', definition.tokenizer):
         return sides
     usual = "GemmaTokenizer" if config.family == "gemma3" else ""
     named = str(options.get("tokenizer_class") or settings.get("tokenizer_class") or usual).removesuffix("Fast")

@@ -169,19 +169,23 @@ def test_templates(saved: Path, tmp_path: Path) -> None:
     [
         ("hello", "user"),
         ("{# nothing #}", "user"),
-        ("Who? I.", "user"),
+        ("# A page\n\nWho? I.\n", "user"),
+        ("{{ messages[1].content }}<|im_end|>", "user"),
         ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "assistant"),
         ("{% for m in messages if m.role == 'assistant' %}{{ m.content }}{% endfor %}", "user"),
         ("{% for m in messages %}{{ m.role }}{% endfor %}", "user"),
     ],
 )
 def test_a_template_writes_what_is_said(template: str, role: str, saved: Path, tmp_path: Path) -> None:
-    """Any text file is a template that Jinja can read."""
-    (tmp_path / "mine.md").write_text(template)
-    with pytest.raises(UserError) as error:
-        open_source(str(saved), wanted=Wanted(str(tmp_path / "mine.md")))
-    sentence = f"its chat template does not write what the {role} says: choose another by --template"
-    assert str(error.value) == f"{saved}: {sentence}"
+    """Any text file is a template that Jinja can read, one that is asked for and the model's own."""
+    own = tmp_path / "model"
+    shutil.copytree(saved, own)
+    (own / "chat_template.jinja").write_text(template)
+    for folder, wanted in ((saved, Wanted(str(own / "chat_template.jinja"))), (own, Wanted())):
+        with pytest.raises(UserError) as error:
+            open_source(str(folder), wanted=wanted)
+        sentence = f"its chat template does not write what the {role} says: choose another by --template"
+        assert str(error.value) == f"{folder}: {sentence}"
 
 
 @pytest.mark.parametrize(
@@ -222,27 +226,6 @@ def test_a_token_with_a_role_is_special(
     said: list[Message] = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]
     assert render_conversation({"messages": said}, ours)[0] == theirs.apply_chat_template(said)["input_ids"]
     assert ours.turn_end == 2
-
-
-@pytest.mark.parametrize(
-    ("template", "role"),
-    [
-        ("# A page\n\nWho? I.\n", "user"),
-        ("hello", "user"),
-        ("{# nothing #}", "user"),
-        ("{% for message in messages if message.role == 'user' %}{{ message.content }}{% endfor %}", "assistant"),
-        ("{{ messages[1].content }}<|im_end|>", "user"),
-    ],
-)
-def test_a_template_that_does_not_write_what_is_said(template: str, role: str, saved: Path, tmp_path: Path) -> None:
-    """Nothing could be learned with it."""
-    (tmp_path / "page.md").write_text(template)
-    with pytest.raises(UserError, match=f"its chat template does not write what the {role} says: choose another"):
-        open_source(str(saved), wanted=Wanted(str(tmp_path / "page.md")))
-    shutil.copytree(saved, tmp_path / "model")
-    (tmp_path / "model" / "chat_template.jinja").write_text(template)
-    with pytest.raises(UserError, match=f"its chat template does not write what the {role} says"):
-        open_source(str(tmp_path / "model"))
 
 
 # One that has blanks, line breaks and blocks where joining could lose them.

@@ -40,25 +40,25 @@ CALLS = [{"type": "python", "text": "12+34"}, {"type": "python_output", "text": 
 class Scripted(MadeUp):
     """Stands where the engine does: gives these (text, reason) as answers; special tokens are spelled in the text."""
 
-    def __init__(self, answers: list[tuple[str, str]]):
+    def __init__(self, answers: list[tuple[str, str]]) -> None:
         super().__init__()
         self.answers = answers
 
-    def generate(self, requests):
+    def generate(self, requests) -> list[list[Completion]]:
         return [[self.completion(*answer) for answer in self.answers] for _ in requests]
 
-    def completion(self, text: str, reason: str):
+    def completion(self, text: str, reason: str) -> Completion:
         tokens = ids_of(text, TOKENIZER)
         end = TOKENIZER.turn_end if reason == "stop" else None
         return Completion(tokens, [1] * len(tokens), reason, [0.0] * (len(tokens) + (reason == "stop")), end)
 
 
-def a_pair(number: int, chosen="The letter is e."):
+def a_pair(number: int, chosen: str | list[dict] = "The letter is e.") -> dict[str, Any]:
     prompt = f"the number {number // 2}" + " is here" * (number // 2 % 5)  # two pairs a prompt
     return {"prompt": prompt, "chosen": chosen, "rejected": f"12 {number}"}
 
 
-def source_of(records, runtime=ALONE, **options):
+def source_of(records, runtime=ALONE, **options) -> Pairs:
     trainer = trainer_of(runtime, {"max_seq_len": 100, "epochs": 2.0, "held_out": 0.1}, options)
     manifest = {"files": {"model.safetensors": {"sha256": "of the parent"}}}
     trainer.start, trainer.resumed = SimpleNamespace(weights=SimpleNamespace(manifest=manifest)), None
@@ -149,11 +149,11 @@ def test_samples_become_pairs_that_render_to_their_tokens(here, base, tmp_path) 
     answers = [(text, "length" if text == "4" else "stop") for text in (*rewards, "46")]
     records = []
 
-    def keep(kind: str, step: int, **one):
+    def keep(kind: str, step: int, **one) -> None:
         records.append({"kind": kind, "step": step, **one})
 
     class Asked(Words):
-        def __getitem__(self, number: int):
+        def __getitem__(self, number: int) -> dict[str, Any]:
             return asked
 
     options = {"examples_per_step": 1, "num_samples": len(answers), "record": keep}
@@ -199,12 +199,12 @@ def test_the_source_on_any_ranks() -> None:
 class Choosy:
     """A template that takes no question with the word cat."""
 
-    def render(self, conversation):
+    def render(self, conversation: Conversation) -> tuple[list[int], list[int]]:
         if "cat" in conversation["messages"][0]["content"]:
             raise TemplateError("the chat template refuses the conversation: no cats")
         return render_conversation(conversation, TOKENIZER)
 
-    def render_prompt(self, conversation):
+    def render_prompt(self, conversation: Conversation) -> list[int]:
         return render_prompt(conversation, TOKENIZER)
 
 
