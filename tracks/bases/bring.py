@@ -15,7 +15,7 @@ from nanochat.stages import MODELS, Source
 from nanochat.statistics import NOT_KNOWN
 
 if TYPE_CHECKING:
-    from tracks.bases.sources import Source as Found
+    from tracks.bases.sources import FoundModel
     from tracks.bases.tokenizer import Definition
 
 # Fine-tuning inherits these from its parent. With this batch they become a few times 1e-5 for tables, gains and biases
@@ -159,7 +159,7 @@ def _with_day(definition: "Definition", tag: str) -> "Definition":
     return dated if PublicTokenizer(dated).content_hash == there.content_hash else definition
 
 
-def _origin(source: "Found", asked: str) -> str:
+def _origin(source: "FoundModel", asked: str) -> str:
     """Return in words where a model's chat template is from. asked: --template."""
     from tracks.bases.templates import DEFAULT, TEMPLATES, WITH_TOOLS
 

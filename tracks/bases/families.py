@@ -16,7 +16,7 @@ from tracks.bases.rotary import SCALINGS
 # Names that `transformers` has for one activation.
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 # Settings that change values, with the only value that is known here.
-ONLY: Record = {
+KNOWN_VALUES: Record = {
     "partial_rotary_factor": 1.0,
     "pretraining_tp": 1,
     "final_logit_softcapping": None,
@@ -243,7 +243,7 @@ def read_config(config: Record, context: int = 0) -> PublicConfig:
     # Without a value it is as if it were left out, but for a window: no window.
     said = {name: value for name, value in config.items() if value is not None or name == "sliding_window"}
     known = {**family.defaults, **said}
-    for name, value in ONLY.items():
+    for name, value in KNOWN_VALUES.items():
         if config.get(name, value) not in (value, None):
             raise UserError(f"its config has {name}={config[name]}, which is not known here")
     empty = [name for name in family.defaults if name in config and name not in said]

@@ -41,7 +41,7 @@ SIZES = {
 WINDOW = SIZES["sliding_window"]
 TEMPLATE = "tokenizer.chat_template"  # entry, and the beginning of those with a name of their own behind a dot
 # Settings that change values, with the only value that is known here.
-ONLY: Record = {
+KNOWN_VALUES: Record = {
     "rope.scaling.attn_factor": 1.0,
     "rope.scale_linear": 1.0,
     "final_logit_softcapping": 0.0,
@@ -149,7 +149,7 @@ class GGUFFile:
 
     def _check_values(self, config: Record) -> None:
         """Raise a UserError for a setting that would change values, with its name."""
-        known = ONLY | dict.fromkeys(("rope.dimension_count", "attention.value_length"), config["head_dim"])
+        known = KNOWN_VALUES | dict.fromkeys(("rope.dimension_count", "attention.value_length"), config["head_dim"])
         found = {name: self.get(f"{self.architecture}.{name}") for name in known}
         wrong = [name for name, value in found.items() if value is not None and value != known[name]]
         window = self.get(f"{self.architecture}.{WINDOW}") if self.architecture == "llama" else None  # as Mistral's

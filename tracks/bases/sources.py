@@ -29,7 +29,7 @@ from tracks.bases.added import listed_tokens, roles, with_listed
 from tracks.bases.families import COMPUTED, FAMILIES, family_of, names_of, read_config
 from tracks.bases.gguf_file import GGUFFile
 from tracks.bases.model import PublicConfig
-from tracks.bases.template import is_text, with_special
+from tracks.bases.special_names import is_text, with_special
 from tracks.bases.templates import (
     DEFAULT,
     TEMPLATES,
@@ -63,7 +63,7 @@ OF_DOCUMENTS = "<|endoftext|>"  # stands between documents in vocabularies whose
 
 
 @dataclass(frozen=True)
-class Source:
+class FoundModel:
     """A model that was found, and read but for its weights."""
 
     place: str
@@ -94,7 +94,7 @@ class Wanted(NamedTuple):
     values: str = ""  # that it is given, a JSON object
 
 
-def open_source(place: str, context: int = 0, wanted: Wanted | None = None) -> Source:
+def open_source(place: str, context: int = 0, wanted: Wanted | None = None) -> FoundModel:
     """Return the model at a place: a folder, a GGUF file, or hub:OWNER/NAME, which may name a @REVISION.
 
     context: tokens, at most those of the model; 0: all of them.
@@ -164,7 +164,7 @@ def _with_one_set_of_weights(files: Sequence[HubFile]) -> list[HubFile]:
 # ---- a folder ----
 
 
-def _open_folder(folder: Path, context: int, wanted: Wanted) -> Source:
+def _open_folder(folder: Path, context: int, wanted: Wanted) -> FoundModel:
     settings = _json(folder / "config.json")
     if settings is None and (folder / "adapter_config.json").is_file():
         raise UserError(f"{folder} is an adapter: merge it into its model first, with peft's merge_and_unload")
@@ -202,7 +202,7 @@ def _open_folder(folder: Path, context: int, wanted: Wanted) -> Source:
     definition, used, templates, dropped = _folder_definition(folder, settings, wanted, config)
     licence, link = _licence(folder / "README.md")
     texts = _licence_texts(folder)
-    return Source(
+    return FoundModel(
         place=str(folder),
         files=[folder / "config.json", *shards, *used, *(folder / name for name in texts)],
         settings=settings,
@@ -408,7 +408,7 @@ def _json(path: Path) -> Record | None:
 # ---- a GGUF file ----
 
 
-def _open_gguf(path: Path, context: int, wanted: Wanted) -> Source:
+def _open_gguf(path: Path, context: int, wanted: Wanted) -> FoundModel:
     file = GGUFFile(path)
     settings = _metadata(path, file.config)
     config = _about(path, read_config, settings, context)
@@ -430,7 +430,7 @@ def _open_gguf(path: Path, context: int, wanted: Wanted) -> Source:
         licence = file.get("general.license.name", "") or licence
     link = file.get("general.license.link", "")
     file.forget()
-    return Source(
+    return FoundModel(
         place=str(path),
         files=[path],
         settings=settings,
@@ -579,7 +579,7 @@ def _prefix(core: PublicCore) -> list[int]:
 def _check_tensors(
     place: Path, config: PublicConfig, stored: Mapping[str, tuple[int, ...]], names: Mapping[str, str]
 ) -> None:
-    """Compare what is stored with the config; UserError for the first difference. names: as Source has them."""
+    """Compare what is stored with the config; UserError for the first difference. names: as FoundModel has them."""
     model = new_model(config)
     missing = [there for there in names.values() if there not in stored]
     if missing:
@@ -619,7 +619,7 @@ def has_too_few(tokens: int, rows: int) -> bool:
 class Weights:
     """All weights under our names, in fp32, each read when its turn comes; rows that pad our vocabulary are zeros."""
 
-    source: Source
+    source: FoundModel
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
         source = self.source
@@ -633,6 +633,6 @@ class Weights:
             yield name, weight
 
 
-def weights_of(source: Source) -> Tensors:
+def weights_of(source: FoundModel) -> Tensors:
     """Return all weights at once."""
     return dict(Weights(source).items())

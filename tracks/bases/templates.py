@@ -11,7 +11,9 @@ import jinja2
 
 from nanochat.chat import messages
 from nanochat.errors import UserError
-from tracks.bases.template import RENDERED, JinjaTemplate, is_text
+from tracks.bases.rendering import RENDERED
+from tracks.bases.special_names import is_text
+from tracks.bases.template import JinjaTemplate
 from tracks.bases.tokenizer import Definition, PublicTokenizer
 
 # Turns between <|im_start|> and <|im_end|>, each with its role on the first line: Qwen, SmolLM.
@@ -48,7 +50,7 @@ SAID = ("probe of a question", "probe of an answer")  # no template has these wo
 # Of a model that has several by name, the ones that are used, as `transformers` chooses.
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 TEMPLATES = {"chatml": CHATML, "gemma": GEMMA, "llama3": LLAMA3}
-MARKS = {"chatml": "<|im_end|>", "gemma": "<end_of_turn>", "llama3": "<|eot_id|>"}  # a token that each needs
+TURN_ENDS = {"chatml": "<|im_end|>", "gemma": "<end_of_turn>", "llama3": "<|eot_id|>"}  # what ends a turn in each
 
 
 def joined_template(named: Mapping[str, str]) -> str:
@@ -62,13 +64,13 @@ def joined_template(named: Mapping[str, str]) -> str:
 
 def usual_template(special_tokens: Collection[str]) -> str:
     """Return the template for a vocabulary with these special tokens; empty if it has those of none."""
-    return next((TEMPLATES[name] for name, mark in MARKS.items() if mark in special_tokens), "")
+    return next((TEMPLATES[name] for name, turn_end in TURN_ENDS.items() if turn_end in special_tokens), "")
 
 
 def named_template(name: str, special_tokens: Collection[str]) -> str:
     """Return a template by its name; where a vocabulary lacks the token that ends a turn, its eos_token does."""
-    mark = MARKS[name]
-    return TEMPLATES[name] if mark in special_tokens else TEMPLATES[name].replace(f"'{mark}", "eos_token + '")
+    turn_end = TURN_ENDS[name]
+    return TEMPLATES[name] if turn_end in special_tokens else TEMPLATES[name].replace(f"'{turn_end}", "eos_token + '")
 
 
 def with_values(template: str, values: str) -> str:
@@ -122,7 +124,7 @@ def turn_end(definition: Definition) -> list[int]:
     """
     tokenizer = PublicTokenizer(definition)
     assert isinstance(tokenizer.template, JinjaTemplate)
-    written = tokenizer.template.text([*map(dict, messages(SAID))])
+    written = tokenizer.template.renderer.text([*map(dict, messages(SAID))])
     for role, said in zip(("user", "assistant"), SAID, strict=True):
         if said not in written:
             raise UserError(f"its chat template does not write what the {role} says: choose another by --template")

@@ -18,7 +18,8 @@ from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.protocols import Message
 from nanochat.tokenizer import Tokenizer
-from tracks.bases.template import JinjaTemplate, is_text, special_tokens
+from tracks.bases.special_names import is_text, special_tokens
+from tracks.bases.template import JinjaTemplate
 
 if TYPE_CHECKING:
     import numpy as np

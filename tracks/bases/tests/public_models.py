@@ -16,7 +16,7 @@ from tracks.bases.families import FAMILIES, names_of, read_config
 from tracks.bases.gguf_file import CONTROL, NORMAL, SIZES, USER_DEFINED
 from tracks.bases.model import PublicConfig, PublicGPT
 from tracks.bases.rotary import Scaling, rates_of
-from tracks.bases.sources import Source, open_source, weights_of
+from tracks.bases.sources import FoundModel, open_source, weights_of
 
 VOCABULARY = 700
 CONTEXT = 512
@@ -170,7 +170,7 @@ def save_without_turns(case: str, folder: Path) -> None:
         (folder / name).write_text(text, encoding="utf-8")
 
 
-def model_of(source: Source) -> PublicGPT:
+def model_of(source: FoundModel) -> PublicGPT:
     """Our model of a source, ready to compute in fp32."""
     model = new_model(source.config, attention="chunks").to_empty(device="cpu")
     assert isinstance(model, PublicGPT)

@@ -140,7 +140,7 @@ def test_all_ends_and_templates_of_a_file(tmp_path: Path) -> None:
     assert source.templates == [DEFAULT, "tool_use"]
     template = PublicTokenizer(source.definition).template
     assert isinstance(template, JinjaTemplate)
-    asked = [template.text([{"role": "user", "content": "?"}], tools) for tools in (None, [{}])]
+    asked = [template.renderer.text([{"role": "user", "content": "?"}], tools) for tools in (None, [{}])]
     assert [text.startswith("tools") for text in asked] == [False, True]
 
 

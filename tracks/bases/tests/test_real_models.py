@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from nanochat.engine import Engine, Request
-from tracks.bases.sources import Source, open_source
+from tracks.bases.sources import FoundModel, open_source
 from tracks.bases.tests.public_models import model_of
 from tracks.bases.tests.test_bring import Home
 from tracks.bases.tests.test_tokenizer import texts
@@ -35,7 +35,7 @@ each_model = pytest.mark.parametrize("place", PLACES, ids=lambda place: getattr(
 
 
 @pytest.fixture
-def source(place: Path) -> Source:
+def source(place: Path) -> FoundModel:
     return open_source(str(place), CONTEXT)
 
 
@@ -50,7 +50,7 @@ def their_model(place: Path) -> transformers.PreTrainedModel:
 
 @each_model
 @torch.no_grad()
-def test_logits(place: Path, source: Source) -> None:
+def test_logits(place: Path, source: FoundModel) -> None:
     ours, theirs = model_of(source), their_model(place)
     ids = torch.randint(source.config.vocab_size, (2, CONTEXT), generator=torch.Generator().manual_seed(3))
     expected = theirs(ids).logits
@@ -58,7 +58,7 @@ def test_logits(place: Path, source: Source) -> None:
 
 
 @each_model
-def test_it_knows_something(source: Source) -> None:
+def test_it_knows_something(source: FoundModel) -> None:
     tokenizer = PublicTokenizer(source.definition)
     engine = Engine(model_of(source), tokenizer, slots=2)
     prompts = {"The capital of France is": "Paris", "1, 2, 3, 4, 5, 6,": "7"}
@@ -68,7 +68,7 @@ def test_it_knows_something(source: Source) -> None:
 
 
 @each_model
-def test_texts_survive(source: Source) -> None:
+def test_texts_survive(source: FoundModel) -> None:
     tokenizer = PublicTokenizer(source.definition)
     for text in texts(500):
         found = tokenizer.decode(tokenizer.encode(text)).removeprefix(" ")

@@ -7,8 +7,8 @@ import pytest
 
 from nanochat.chat import render_conversation, render_prompt
 from nanochat.errors import UserError
-from tracks.bases.templates import MARKS, TEMPLATES, named_template, usual_template, with_values
-from tracks.bases.tests.test_template import conversations, theirs_with
+from tracks.bases.templates import TEMPLATES, TURN_ENDS, named_template, usual_template, with_values
+from tracks.bases.tests.chat_templates import conversations, theirs_with
 from tracks.bases.tests.test_tokenizer import public
 
 EXPECTED = {
@@ -38,12 +38,12 @@ def test_templates(name: str) -> None:
 
 
 def test_a_vocabulary_without_the_end_of_a_turn_ends_it_as_a_text() -> None:
-    for name, mark in MARKS.items():
-        assert named_template(name, {mark}) == TEMPLATES[name]
+    for name, turn_end in TURN_ENDS.items():
+        assert named_template(name, {turn_end}) == TEMPLATES[name]
         special = {"bos_token": "<bos>", "eos_token": "<|im_end|>"}
         ours = public("llama", template=named_template(name, set()), ends=(2, 6), variables=special)
         ids, mask = render_conversation({"messages": MESSAGES}, ours)
-        assert ours.decode(ids) == EXPECTED[name].replace(mark, "<|im_end|>")  # the eos_token there
+        assert ours.decode(ids) == EXPECTED[name].replace(turn_end, "<|im_end|>")  # the eos_token there
         learned = [id for id, one in zip(ids, mask, strict=True) if one]
         assert learned == [*ours.encode("A"), ours.special_tokens["<|im_end|>"]]
 
@@ -80,6 +80,6 @@ def test_values_are_set_first() -> None:
 
 
 def test_the_usual_one_follows_from_the_vocabulary() -> None:
-    for name, mark in MARKS.items():
-        assert usual_template({"<s>", mark}) == TEMPLATES[name]
+    for name, turn_end in TURN_ENDS.items():
+        assert usual_template({"<s>", turn_end}) == TEMPLATES[name]
     assert usual_template({"<s>", "</s>"}) == ""
