@@ -1,11 +1,12 @@
 """The small Sudoku: its splits, its problems, and the verdict."""
 
+import random
 import re
 
 from chat_files import contents
 
 from tasks import TASKS
-from tracks.recursion.puzzles import solutions
+from tracks.recursion.puzzles import filled_boards, solutions
 
 
 def test_puzzles_follow_from_the_seed_and_splits_share_no_board() -> None:
@@ -29,3 +30,14 @@ def test_puzzles_follow_from_the_seed_and_splits_share_no_board() -> None:
     assert test.evaluate(problem, "1432\n3214\n4123\n2341")
     for wrong in ("1234341221434322", "2134341221434321", "123434122143432", "1234123434123412"):
         assert not test.evaluate(problem, wrong)
+
+
+def test_solutions_are_those_of_a_pattern() -> None:
+    dice = random.Random(1)
+    for _ in range(300):
+        board = dice.choice(filled_boards())
+        if dice.random() < 0.2:  # most have no solution then
+            board = "".join(dice.choices("1234", k=16))
+        given = dice.sample(range(16), dice.randint(0, 16))
+        shown = "".join(digit if cell in given else "." for cell, digit in enumerate(board))
+        assert solutions(shown) == [one for one in filled_boards() if re.fullmatch(shown, one)]
