@@ -90,7 +90,9 @@ CARDS = [
         [
             SMOL,
             f"{BRING}google/gemma-3-270m --tag=gemma --source=base",
-            f"{PYTHON} -m tracks.lab.run --spec=tracks/lab/specs/two_bases.toml --jobs=2 --final",
+            # Two runs of Gemma side by side take more than 24 GB.
+            f"{PYTHON} -m tracks.lab.run --spec=tracks/lab/specs/two_bases.toml --bases=smol --jobs=2",
+            f"{PYTHON} -m tracks.lab.run --spec=tracks/lab/specs/two_bases.toml --jobs=1 --final",
         ],
         5.5,
         ["lab", *BROUGHT, *REMIXED],
@@ -99,8 +101,8 @@ CARDS = [
     Card(
         "bases",
         "tracks/bases/card.md",
-        [SMOL, f"{PYTHON} -m tracks.bases.practice --model-tag=smol"],
-        2.0,
+        [SMOL, f"{PYTHON} -m tracks.bases.practice --model-tag=smol --task=Alpaca-Part-Constrained"],
+        2.5,
         [*BROUGHT, "benchmarks", "preferences"],  # it practises on their constraints, and makes pairs
         "practice",
     ),

@@ -10,7 +10,7 @@ from nanochat.protocols import CallForm, Message
 from tracks.bases.rendering import Renderer
 from tracks.bases.special_names import Span, SpecialNames
 
-PROBE = "probe_of_calls"  # name of a tool, and of its argument, in a rendering
+PROBE = "probe_of_calls"  # name of a tool, and of its argument, in a rendering: no template has this word of its own
 
 
 def find_call_form(renderer: Renderer, special: SpecialNames) -> CallForm | None:
@@ -109,7 +109,7 @@ def _probes(text: str) -> Iterator[tuple[Span, str, str]]:
     for place in re.finditer(r"\{", text):
         try:
             value, end = json.JSONDecoder().raw_decode(text, place.start())
-        except ValueError:
+        except (ValueError, RecursionError):  # nested too deep
             continue
         keys = {json.dumps(content): key for key, content in value.items()}
         name, arguments = keys.get(json.dumps(PROBE)), keys.get(json.dumps({PROBE: 1}))

@@ -27,6 +27,9 @@ def write_folder(model: GPT, tokenizer: Tokenizer, manifest: Record, folder: Pat
     """Write config, weights and tokenizer under the names of `transformers`; return sentences on each comparison."""
     assert isinstance(model, PublicGPT)
     assert isinstance(tokenizer, PublicTokenizer)
+    public = manifest.get("public")
+    if not public:
+        raise UserError("the model's manifest does not say where it came from: bring it in again")
     config = model.config
     print0(f"export: as {FAMILIES[config.family].architecture}")
     state = {name: parameter.detach() for name, parameter in model.named_parameters()}
@@ -37,9 +40,6 @@ def write_folder(model: GPT, tokenizer: Tokenizer, manifest: Record, folder: Pat
             weight = weight[: config.vocab_size]
         weights[names.theirs] = weight.contiguous()
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    public = manifest.get("public")
-    if not public:
-        raise UserError("the model's manifest does not say where it came from: bring it in again")
     if "auto_map" in public["config"]:  # of a model that came in when these were not refused
         print0("export: its auto_map, which names code of its own, is left out")
     dropped = ("quantization_config", "dtype", "torch_dtype", "auto_map")

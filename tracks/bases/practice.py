@@ -1,7 +1,7 @@
 """Post-training on a public model, with its scores before and after: SFT, RL, and DPO on its own answers.
 
 python -m tracks.bases.bring --from=hub:HuggingFaceTB/SmolLM2-135M-Instruct --tag=smol --source=base
-python -m tracks.bases.practice --model-tag=smol                    two hours on two cores
+python -m tracks.bases.practice --model-tag=smol                    two to three hours on two cores
 python -m tracks.bases.practice --model-tag=smol --kinds=dpo        one of the three; the others can follow
 
 Each begins with the same model. SFT learns grade-school mathematics and the counting of letters. RL learns to follow

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 # Marks around what is learned, and one behind each letter of a special token's name in a text: no text has them.
 BEGIN, END, BREAK = "\U000f51a1", "\U000f51a2", "\U000f51a3"
-RENDERED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "marks"})  # variables of a rendering
+# Variables that each rendering sets.
+RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "marks"})
 
 
 class Generation(jinja2.ext.Extension):

@@ -17,10 +17,12 @@ Span = tuple[int, int]  # first character, and the one behind the last
 class SpecialNames:
     """Marks the names of special tokens in what is said, and reads them as tokens where the template wrote them.
 
-    reader: a tokenizer that reads every text as plain. more: names of added tokens that are special too.
+    reader: a tokenizer that reads every text as plain, by its `encode_special_tokens`. more: names of added tokens that
+    are special too.
     """
 
     def __init__(self, reader: tokenizers.Tokenizer, more: Collection[str] = ()) -> None:
+        assert reader.encode_special_tokens
         self.reader = reader
         if more:  # a large vocabulary takes seconds to read again
             self.reader = tokenizers.Tokenizer.from_str(with_special(reader.to_str(), more))
@@ -81,7 +83,11 @@ class SpecialNames:
         return value
 
     def tokens(self, text: str) -> Iterator[tuple[int, Span]]:
-        """Yield the tokens of a rendered text, each with its characters; names with a mark in them are plain text."""
+        """Yield the tokens of a rendered text, each with its characters; names with a mark in them are plain text.
+
+        Where a message spells a name, the text is cut at the names that the template wrote, as the library does, and
+        each piece is read without its marks.
+        """
         if not is_text(text):
             raise TemplateError("the chat template writes half a character, its own or a message's, which is no text")
         if BREAK not in text:

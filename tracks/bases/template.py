@@ -62,15 +62,15 @@ class JinjaTemplate:
         check_calls(messages, text)
         return [id for id, _ in self.special.tokens(text)]
 
-    def whole(self, messages: list[Message]) -> list[int]:
+    def ids_of(self, messages: list[Message]) -> list[int]:
         """Return the ids of messages."""
         return [id for id, _ in self.special.tokens(self.renderer.text(self._prepared(messages)))]
 
     def render(self, conversation: Conversation) -> tuple[list[int], list[int]]:
         """Return (ids, mask) for a conversation; the mask is 1 on tokens that the assistant writes, else 0."""
         messages, tools, text = self._written(conversation)
-        whole = Rendered(messages, tools, text, list(self.special.tokens(text)))
-        return [id for id, _ in whole.tokens], self.answers.mask(whole)
+        rendered = Rendered(messages, tools, text, list(self.special.tokens(text)))
+        return [id for id, _ in rendered.tokens], self.answers.mask(rendered)
 
     def _written(self, conversation: Conversation, prompt: bool = False) -> tuple[list[dict[str, Any]], Any, str]:
         """Return the messages and tools of a conversation for the template, and the text that it writes for them.

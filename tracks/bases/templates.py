@@ -1,6 +1,7 @@
-"""Chat templates for models that have none: a base model learns one of them in fine-tuning.
+"""Which chat template a model has: one of its own by name, one with values set, or a usual one if it has none.
 
-Each uses special tokens of a family's vocabulary, in the order in which the family's own chat models write them.
+A base model learns the usual one in fine-tuning. Each uses special tokens of a family's vocabulary, in the order in
+which the family's own chat models write them.
 """
 
 import json
@@ -11,7 +12,7 @@ import jinja2
 
 from nanochat.chat import messages
 from nanochat.errors import UserError
-from tracks.bases.rendering import RENDERED
+from tracks.bases.rendering import RESERVED
 from tracks.bases.special_names import is_text
 from tracks.bases.template import JinjaTemplate
 from tracks.bases.tokenizer import Definition, PublicTokenizer
@@ -84,7 +85,7 @@ def with_values(template: str, values: str) -> str:
         raise UserError(f"--template-values={values[:200]} is no JSON object whose keys are names")
     if not is_text(written):
         raise UserError("--template-values has half a character, which is no text: write the whole one")
-    if taken := RENDERED.intersection(found):
+    if taken := RESERVED.intersection(found):
         raise UserError(f"--template-values: {min(taken)} is what the template is rendered with, and cannot be set")
     for name in found:
         if not _is_variable(name):
@@ -129,7 +130,7 @@ def turn_end(definition: Definition) -> list[int]:
         if said not in written:
             raise UserError(f"its chat template does not write what the {role} says: choose another by --template")
     special = set(tokenizer.special_tokens.values())
-    ids = tokenizer.template.whole(messages(["Who?", "I."]))
+    ids = tokenizer.template.ids_of(messages(["Who?", "I."]))
     spoken = tokenizer.encode("I.")[-1:]  # a vocabulary may have neither
     behind = ids[len(ids) - ids[::-1].index(spoken[0]) :] if spoken and spoken[0] in ids else []
     return [id for id in behind if id in special][:1]

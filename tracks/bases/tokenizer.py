@@ -223,7 +223,7 @@ class PublicTokenizer(Tokenizer):
     def _letter_rows(self, letters: Sequence[str], question: Message) -> list[list[int]]:
         """Return a conversation's ids for each letter as the answer."""
         assert isinstance(self.template, JinjaTemplate)
-        return [self.template.whole([question, {"role": "assistant", "content": letter}]) for letter in letters]
+        return [self.template.ids_of([question, {"role": "assistant", "content": letter}]) for letter in letters]
 
     @property
     def bpe(self) -> rustbpe.Tokenizer:

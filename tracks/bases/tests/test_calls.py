@@ -109,6 +109,19 @@ def test_calls_with_thoughts_in_an_earlier_turn(case: str) -> None:
     assert learned == f"{calls}46.<|im_end|>Yes.<|im_end|>"
 
 
+def test_a_call_whose_prompt_is_refused_is_not_guessed() -> None:
+    """The template writes the conversation, and only refuses what would ask for this call."""
+    refusing = "{% if add_generation_prompt and messages | length == 1 %}{{ raise_exception('no') }}{% endif %}"
+    ours = public("llama", template=refusing + DROPPING, ends=(2, 6, 0))
+    call = {"type": "function", "function": {"name": "add", "arguments": {}}}
+    question = {"role": "user", "content": "How much?"}
+    answer = {"role": "assistant", "content": "<think>\nhm</think>\n\n", "tool_calls": [call]}
+    messages = [question, answer, {"role": "tool", "content": "7"}, question]
+    render_prompt({"messages": messages}, ours)
+    with pytest.raises(TemplateError, match="it cannot be found in the chat template which tokens"):
+        render_conversation({"messages": messages}, ours)
+
+
 def test_a_call_whose_prompt_opens_a_thought_that_it_has_not_is_not_guessed() -> None:
     """As Qwen3's thinking models ask: what opens the turn stands before an earlier call alone."""
     template = DROPPING.replace("assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}")
@@ -190,6 +203,7 @@ LISTED = (
     "{{ '<|im_end|>' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
 )
 BARE = LISTED.replace("'[CALLS] ['", "''").replace("'arguments'", "'parameters'").replace("']'", "''")
+NESTED = LISTED.replace("{{ tools | tojson }}", "{{ '{\"a\":' * 100000 }}")
 # Templates that offer no tools, leave calls out, write no JSON around the name, or refuse calls.
 WITHOUT = [CHATML, TOOLS, CALLING, LISTED.replace("'[CALLS] ['", "raise_exception('no')")]
 
@@ -212,6 +226,7 @@ def test_how_calls_are_written_is_found_by_rendering_one() -> None:
     refusing = "{% if m.tool_calls | length > 1 %}{{ raise_exception('one') }}{% endif %}"
     one = tags.replace("{% for c in", refusing + "{% for c in")
     assert form_of(one) == in_tags._replace(several=False)
+    assert form_of(NESTED) == form_of(LISTED)
 
 
 # Whatever a client sends with a conversation of tools is answered, or refused in a sentence.
