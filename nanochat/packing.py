@@ -60,6 +60,7 @@ class ChatLoader(Loader[Conversations]):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._setting |= {"conversations": len(self.data), "supervise": self.supervise}
+        self._kept_order = -1, np.empty(0, dtype=np.int64)  # an epoch and its order
         # The position of the next row, and counts for all windows before.
         self._place = {"epoch": 0, "window": 0, "row": 0, "rows": 1, SUPERVISED: 0, **dict.fromkeys(COUNTS, 0)}
 
@@ -106,8 +107,7 @@ class ChatLoader(Loader[Conversations]):
         epoch = place["epoch"]
         window = place["window"]
         counts = {name: place.get(name, 0) for name in COUNTS}  # positions of older runs count no refused ones
-        # The same for every rank and every resumed run.
-        order = np.random.default_rng((self.seed, epoch)).permutation(len(self.data))
+        order = self._order(epoch)
         pieces: list[Rendered] = []
         refused: list[str] = []
         size = self.seq_len + 1
@@ -143,6 +143,17 @@ class ChatLoader(Loader[Conversations]):
         # Packing goes from long conversations to short ones, so shuffle the rows.
         shuffled = np.random.default_rng((self.seed, epoch, window)).permutation(len(packed))
         return [self._row([pieces[number] for number in packed[row]]) for row in shuffled], counts
+
+    def _order(self, epoch: int) -> np.ndarray:
+        """Return the order of conversations in an epoch, the same for every rank and every resumed run.
+
+        It is kept for the epoch's other windows: a small task repeated a thousand times has millions of conversations.
+        """
+        kept, order = self._kept_order
+        if kept != epoch:
+            order = np.random.default_rng((self.seed, epoch)).permutation(len(self.data))
+            self._kept_order = epoch, order
+        return order
 
     def _gap(self, pieces: list[Rendered]) -> int:
         """Return 1 if a bos is needed between conversations: not every public template begins with one."""

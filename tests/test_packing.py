@@ -75,6 +75,24 @@ def test_an_epoch_holds_every_conversation_once_with_its_own_targets(tokenizer, 
     assert loader.progress == 1
 
 
+def test_an_epoch_is_shuffled_once(tokenizer, monkeypatch) -> None:
+    """Not for each of its windows: with millions of conversations that takes longer than a step."""
+    monkeypatch.setattr(packing, "WINDOW", 8)
+    orders = []
+
+    def seeded(seed: tuple[int, ...]) -> np.random.Generator:
+        if len(seed) == 2:  # an epoch; with a third number a window
+            orders.append(seed)
+        return np.random.Generator(np.random.PCG64(seed))
+
+    monkeypatch.setattr(np.random, "default_rng", seeded)
+    with ChatLoader(chats(40), tokenizer, 2, 160, seed=SEED) as loader:
+        while loader.epoch < 2:
+            next(loader)
+    assert orders == [(SEED, epoch) for epoch in range(len(orders))]
+    assert len(orders) >= 2
+
+
 def test_the_stream_is_the_same_for_any_ranks_and_batches_from_any_position(tokenizer, monkeypatch) -> None:
     monkeypatch.setattr(packing, "WINDOW", 8)
     given = chats(30)
