@@ -80,6 +80,14 @@ CARDS = [
         ["recursion"],
         "recursion",
     ),
+    Card(
+        "recursion-sudoku",
+        "tracks/recursion/card_sudoku.md",
+        [f"{PYTHON} -m tracks.recursion.sudoku --seeds=3"],
+        0.7,
+        ["recursion"],
+        "puzzles",
+    ),
     Card("lab", "tracks/lab/card.md", [f"{PYTHON} -m tracks.lab.embedded --final"], 6.0, ["lab", "chatdata"], "lab"),
     Card(
         "chatdata", "tracks/chatdata/card.md", [f"{PYTHON} -m tracks.chatdata.agreement"], 0.02, ["chatdata"], "rules"
@@ -181,14 +189,6 @@ PLANNED = [
         ["recursion"],
     ),
     Card(
-        "recursion-sudoku",
-        "tracks/recursion/card_sudoku.md",
-        [f"{RECURSION}.sudoku --seeds=3"],
-        0.7,
-        ["recursion"],
-        "puzzles",
-    ),
-    Card(
         "remix-small",
         "tracks/lab/card_remix_small.md",
         [SMOL, f"{PYTHON} -m tracks.lab.run --spec=tracks/lab/specs/remix_small.toml --jobs=2 --final"],
@@ -222,9 +222,6 @@ AWAITING: dict[str, str] = {
         "3 hours of two quiet cores; R trains two exits, then three, then four, and is compared with R without that"
     ),
     "recursion-carry": "an hour of two quiet cores: the same text as with all exits in one step, in three seeds",
-    "recursion-sudoku": (
-        "40 minutes of two quiet cores; the figures in the README are of runs of which R alone clipped its gradient"
-    ),
     "remix-small": "hours of two cores, and SmolLM2; remix.toml needs a d20, which takes GPUs",
 }
 
