@@ -98,11 +98,10 @@ CARDS = [
         [
             SMOL,
             f"{BRING}google/gemma-3-270m --tag=gemma --source=base",
-            # Two runs of Gemma side by side take more than 24 GB.
-            f"{PYTHON} -m tracks.lab.run --spec=tracks/lab/specs/two_bases.toml --bases=smol --jobs=2",
+            # One at a time: two runs of Gemma side by side take more than 24 GB.
             f"{PYTHON} -m tracks.lab.run --spec=tracks/lab/specs/two_bases.toml --jobs=1 --final",
         ],
-        5.5,
+        7.7,
         ["lab", *BROUGHT, *REMIXED],
         "two_bases",
     ),
