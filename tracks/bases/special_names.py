@@ -22,7 +22,6 @@ class SpecialNames:
     """
 
     def __init__(self, reader: tokenizers.Tokenizer, more: Collection[str] = ()) -> None:
-        assert reader.encode_special_tokens
         self.reader = reader
         if more:  # a large vocabulary takes seconds to read again
             self.reader = tokenizers.Tokenizer.from_str(with_special(reader.to_str(), more))
