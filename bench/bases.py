@@ -48,8 +48,9 @@ class Pair:
         import transformers
 
         from nanochat.models import new_model
-        from tracks.bases.sources import open_source, weights_of
+        from tracks.bases.sources import open_source
         from tracks.bases.tokenizer import PublicTokenizer
+        from tracks.bases.weights import weights_of
 
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
@@ -342,7 +343,7 @@ def generate(pair: Pair) -> Iterator[Row]:
 
 def memory(place: str) -> Row:
     """Return the peak of a process that brings the model in, beside one that imports the same code."""
-    code = "import sys, resource; from tracks.bases.bring import *; import tracks.bases.sources, nanochat.train, "
+    code = "import sys, resource; from tracks.bases.bring import *; import tracks.bases.weights, nanochat.train, "
     code += "tracks.export.from_hf; main(Config(from_=sys.argv[1], tag='memory')) if sys.argv[1] else None; "
     code += "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
     peaks = []

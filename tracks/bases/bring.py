@@ -76,9 +76,11 @@ class Config(TagSettings):
 def main(config: Config) -> None:
     from nanochat.models import new_model, record_of
     from nanochat.train import State
+    from tracks.bases.definition import Wanted
     from tracks.bases.families import FAMILIES
-    from tracks.bases.sources import Wanted, Weights, open_source
+    from tracks.bases.sources import open_source
     from tracks.bases.tokenizer import PublicTokenizer
+    from tracks.bases.weights import Weights
     from tracks.export.from_hf import save_imported
 
     if not config.from_:

@@ -16,7 +16,8 @@ from tracks.bases.families import FAMILIES, names_of, read_config
 from tracks.bases.gguf_file import CONTROL, NORMAL, SIZES, USER_DEFINED
 from tracks.bases.model import PublicConfig, PublicGPT
 from tracks.bases.rotary import Scaling, rates_of
-from tracks.bases.sources import FoundModel, open_source, weights_of
+from tracks.bases.sources import FoundModel, open_source
+from tracks.bases.weights import weights_of
 
 VOCABULARY = 700
 CONTEXT = 512
@@ -273,3 +274,15 @@ def _add(writer: gguf.GGUFWriter, name: str, value: np.ndarray, kind: str) -> No
         writer.add_tensor(name, value.astype(np.float32))
     else:
         writer.add_tensor(name, gguf.quantize(value.astype(np.float32), type_), raw_dtype=type_)
+
+
+def change(path: Path, **values: object) -> None:
+    """Set values of a file, a JSON object."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def change_model(folder: Path, **values: object) -> None:
+    """Give the tokenizer of a folder another kind of model, or change values of its own."""
+    file = folder / "tokenizer.json"
+    own = json.loads(file.read_text(encoding="utf-8"))["model"]
+    change(file, model=values if "type" in values else own | values)

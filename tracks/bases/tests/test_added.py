@@ -12,7 +12,8 @@ from nanochat.chat import render_conversation
 from nanochat.errors import UserError
 from nanochat.protocols import Message
 from tracks.bases.added import CLASSES, ROLES, roles
-from tracks.bases.sources import Wanted, open_source
+from tracks.bases.definition import Wanted
+from tracks.bases.sources import open_source
 from tracks.bases.tests.public_models import CHATML, VOCABULARY, save_folder
 from tracks.bases.tokenizer import PublicTokenizer
 

@@ -12,10 +12,11 @@ from safetensors.torch import load_file
 from nanochat.errors import UserError
 from nanochat.tokenizer import Tokenizer
 from tracks.bases.export import write_folder, write_tokenizer
-from tracks.bases.sources import open_source, weights_of
+from tracks.bases.sources import open_source
 from tracks.bases.tests.chat_templates import conversations
 from tracks.bases.tests.public_models import CASES, CHATML, CONTEXT, model_of, save_folder, save_gguf
 from tracks.bases.tokenizer import PublicTokenizer
+from tracks.bases.weights import weights_of
 from tracks.export import hf
 
 
