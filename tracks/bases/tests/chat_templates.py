@@ -59,6 +59,12 @@ CALLING = (
     "{%- endif %}{{ '<|im_end|>\n' }}{%- endfor %}"
     "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+LISTED = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role + ':' + (m.content or '') }}"
+    "{% if m.tool_calls %}{{ '[CALLS] [' }}{% for c in m.tool_calls %}"
+    "{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}{% endfor %}{{ ']' }}{% endif %}"
+    "{{ '<|im_end|>' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+)
 TEMPLATES = {
     "chatml": CHATML,
     "stripped": STRIPPED,

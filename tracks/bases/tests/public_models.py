@@ -1,6 +1,7 @@
 """Tiny models of each family with random weights, made and saved by `transformers`, and GGUF files of them."""
 
 import json
+import random
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tracks.bases.gguf_file import CONTROL, NORMAL, SIZES, USER_DEFINED
 from tracks.bases.model import PublicConfig, PublicGPT
 from tracks.bases.rotary import Scaling, rates_of
 from tracks.bases.sources import FoundModel, open_source
+from tracks.bases.tokenizer import Definition, PublicTokenizer
 from tracks.bases.weights import weights_of
 
 VOCABULARY = 700
@@ -73,6 +75,11 @@ TEXT = [
     "def f(x):\n    return x * 2  # twice\n\n\tHe said: 'it's fine'.",
     "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다.",
 ]
+PIECES = [
+    *TEXT[0].split(" "), *TEXT[1].split(" "), *TEXT[2].split(" "),
+    " ", "  ", "\n", "\t", "\r\n", "\u00a0", "\u200b", "\ufffd", "é", "e\u0301", "👍🏽", "👩‍💻", "1234", "٣٤",
+    "<think>", "<0x41>", "▁", "Ġ", "|", "'s", "ß", "中文", "\x00", "\x7f",
+]  # fmt: skip
 SPECIAL = ["<bos>", "<|im_start|>", "<|im_end|>", "<pad>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
 
 
@@ -286,3 +293,17 @@ def change_model(folder: Path, **values: object) -> None:
     file = folder / "tokenizer.json"
     own = json.loads(file.read_text(encoding="utf-8"))["model"]
     change(file, model=values if "type" in values else own | values)
+
+
+def texts(count: int = 2000) -> list[str]:
+    """Return texts of words, spaces and characters that vocabularies treat unlike others."""
+    dice = random.Random(4)
+    return ["".join(dice.choices(PIECES, k=dice.randrange(12))) for _ in range(count)]
+
+
+def public(case: str, **changes: Any) -> PublicTokenizer:
+    """Return a tokenizer of a case, and other fields of its definition."""
+    fields = {"template": CHATML, "bos": 0, "ends": (2, 0), "variables": {"bos_token": "<bos>"}}
+    if has_pieces(case):
+        fields["prefix"] = (0,)
+    return PublicTokenizer(Definition(tokenizer_for(case).to_str(), **{**fields, **changes}))

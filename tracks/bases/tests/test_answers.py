@@ -8,8 +8,7 @@ from nanochat.chat import render_conversation
 from nanochat.errors import TemplateError, UserError
 from tracks.bases.templates import joined_template
 from tracks.bases.tests.chat_templates import MARKED, TEMPLATES, THINKING, conversations, theirs_with
-from tracks.bases.tests.public_models import CHATML
-from tracks.bases.tests.test_tokenizer import public
+from tracks.bases.tests.public_models import CHATML, public
 
 
 @pytest.mark.parametrize("name", ["chatml", "stripped", "thinking", "marked"])

@@ -25,9 +25,9 @@ from tracks.bases.tests.public_models import (
     has_pieces,
     model_of,
     save_gguf,
+    texts,
     tokenizer_for,
 )
-from tracks.bases.tests.test_tokenizer import texts
 from tracks.bases.tokenizer import PublicTokenizer
 
 # Gemma 3 as a file can say it, which has no factor for queries, and no layers chosen one by one.

@@ -14,9 +14,8 @@ import transformers
 
 from nanochat.engine import Engine, Request
 from tracks.bases.sources import FoundModel, open_source
-from tracks.bases.tests.public_models import model_of
+from tracks.bases.tests.public_models import model_of, texts
 from tracks.bases.tests.test_bring import Home
-from tracks.bases.tests.test_tokenizer import texts
 from tracks.bases.tokenizer import PublicTokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -8,8 +8,7 @@ from nanochat.chat import render_conversation, render_prompt
 from nanochat.errors import UserError
 from tracks.bases.template import JinjaTemplate
 from tracks.bases.tests.chat_templates import CALLING, TOOL, TOOLS, theirs_with
-from tracks.bases.tests.public_models import tokenizer_for
-from tracks.bases.tests.test_tokenizer import public
+from tracks.bases.tests.public_models import public, tokenizer_for
 
 
 def test_marks_are_found_in_json_without_other_letters() -> None:

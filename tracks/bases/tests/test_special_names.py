@@ -12,8 +12,7 @@ from nanochat.chat import render_conversation, render_prompt, reply_parts
 from nanochat.errors import TemplateError
 from tracks.bases.rendering import BEGIN, BREAK, END
 from tracks.bases.tests.chat_templates import TEMPLATES, conversations
-from tracks.bases.tests.public_models import CHATML, tokenizer_for
-from tracks.bases.tests.test_tokenizer import public
+from tracks.bases.tests.public_models import CHATML, public, tokenizer_for
 from tracks.bases.tokenizer import Definition, PublicTokenizer
 
 

@@ -12,8 +12,7 @@ from nanochat.paths import tokenizer_file
 from nanochat.serve.requests import ApiError, ServedModel, parse_chat
 from tasks.chats import json_lines
 from tracks.bases.tests.chat_templates import CALLING, MARKED, TEMPLATES, TOOL, conversations, theirs_with
-from tracks.bases.tests.public_models import CHATML
-from tracks.bases.tests.test_tokenizer import public
+from tracks.bases.tests.public_models import CHATML, public
 
 
 @pytest.mark.parametrize("case", ["llama", "gemma3"])

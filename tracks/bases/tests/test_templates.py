@@ -9,7 +9,7 @@ from nanochat.chat import render_conversation, render_prompt
 from nanochat.errors import UserError
 from tracks.bases.templates import TEMPLATES, TURN_ENDS, named_template, usual_template, with_values
 from tracks.bases.tests.chat_templates import conversations, theirs_with
-from tracks.bases.tests.test_tokenizer import public
+from tracks.bases.tests.public_models import public
 
 EXPECTED = {
     "chatml": "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n",

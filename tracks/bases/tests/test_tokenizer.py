@@ -1,7 +1,6 @@
 """Tokenizers of public models: ids and texts beside `transformers`, and what our code asks of a tokenizer."""
 
 import json
-import random
 from pathlib import Path
 
 import numpy as np
@@ -13,27 +12,18 @@ from tokenizers import models
 from nanochat.chat import Reply, fitted_prompt, render_conversation, render_prompt, reply_parts
 from nanochat.errors import UserError
 from nanochat.tokenizer import Tokenizer
-from tracks.bases.tests.public_models import CHATML, SPECIAL, TEXT, has_pieces, save_tokenizer, tokenizer_for
-from tracks.bases.tokenizer import FORMAT, Definition, PublicCore, PublicTokenizer
+from tracks.bases.tests.public_models import (
+    CHATML,
+    SPECIAL,
+    TEXT,
+    public,
+    save_tokenizer,
+    texts,
+    tokenizer_for,
+)
+from tracks.bases.tokenizer import FORMAT, PublicCore, PublicTokenizer
 
 KINDS = ("llama", "llama-pieces", "gemma3")  # vocabularies of bytes, of pieces behind a blank, and of pieces
-PIECES = [
-    *TEXT[0].split(" "), *TEXT[1].split(" "), *TEXT[2].split(" "),
-    " ", "  ", "\n", "\t", "\r\n", "\u00a0", "\u200b", "\ufffd", "é", "e\u0301", "👍🏽", "👩‍💻", "1234", "٣٤",
-    "<think>", "<0x41>", "▁", "Ġ", "|", "'s", "ß", "中文", "\x00", "\x7f",
-]  # fmt: skip
-
-
-def texts(count: int = 2000) -> list[str]:
-    dice = random.Random(4)
-    return ["".join(dice.choices(PIECES, k=dice.randrange(12))) for _ in range(count)]
-
-
-def public(case: str, **changes) -> PublicTokenizer:
-    fields = {"template": CHATML, "bos": 0, "ends": (2, 0), "variables": {"bos_token": "<bos>"}}
-    if has_pieces(case):
-        fields["prefix"] = (0,)
-    return PublicTokenizer(Definition(tokenizer_for(case).to_str(), **{**fields, **changes}))
 
 
 @pytest.mark.parametrize("case", KINDS)
