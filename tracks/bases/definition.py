@@ -42,7 +42,7 @@ def definition_of(
     role does.
     """
     core = PublicCore(text)
-    check_vocabulary(core, config.vocab_size)  # first: what is made of it has a length of the largest id
+    _check_vocabulary(core, config.vocab_size)  # first: what is made of it has a length of the largest id
     ids: dict[str, int] = {}
     for role, token in special.items():
         id = core.backend.token_to_id(token) if token else None
@@ -102,7 +102,7 @@ def _prefix(core: PublicCore) -> list[int]:
     return []
 
 
-def check_vocabulary(core: PublicCore, rows: int) -> None:
+def _check_vocabulary(core: PublicCore, rows: int) -> None:
     """Compare a vocabulary with the rows of an embedding."""
     if core.vocab_size > rows or has_too_few(core.vocab_size, rows):
         raise UserError(

@@ -79,6 +79,12 @@ class Head:
             if place.start + place.rows * place.row_bytes > len(self._mapped):
                 raise ValueError("it ends too early")
             self.tensors[name] = place
+        end = first
+        for name, place in sorted(self.tensors.items(), key=lambda one: one[1].start):
+            # A small file could name large weights without end.
+            if place.start < end:
+                raise ValueError(f"its tensor {name} has bytes of another one")
+            end = place.start + place.rows * place.row_bytes
 
     def rows(self, name: str, first: int, count: int) -> np.ndarray:
         """Return the bytes of some rows of a tensor, shape (rows, bytes of a row)."""

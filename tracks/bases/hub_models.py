@@ -36,8 +36,9 @@ def download(name: str) -> Path:
         raise UserError(f"hub:{name} has no config.json: it is not a model that `transformers` reads{others}")
     # What cannot be read is refused before its weights are downloaded.
     for config in fetch(configs):
+        settings = read_object(config) or {}
         with about(config.parent):
-            read_config(read_object(config) or {})
+            read_config(settings)
     files = _with_one_set_of_weights(files)
     places = zip(files, fetch(files), strict=True)
     folders = {path.parents[file.path.count("/")] for file, path in places}

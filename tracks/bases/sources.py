@@ -1,7 +1,8 @@
 """Where a public model comes from: a folder as `transformers` writes it, a GGUF file, or the hub.
 
-`open_source` reads everything but the weights, and refuses what is not whole. Nothing in a folder is executed: weights
-are safetensors, the tokenizer is a tokenizer.json, and a class that a folder brings along is a reason to refuse it.
+`open_source` reads everything but the weights, of which it looks only at a head that may be the embedding, and refuses
+what is not whole. Nothing in a folder is executed: weights are safetensors, the tokenizer is a tokenizer.json, and a
+class that a folder brings along is a reason to refuse it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,16 @@ from tracks.bases.reading import about, read_object, reading_metadata, token_ids
 from tracks.bases.special_names import with_special
 from tracks.bases.tokenizer import Definition
 from tracks.bases.tokenizer_files import read_tokenizer, sides_of
-from tracks.bases.weight_files import HEAD, INDEX, SINGLE, check_tensors, has_another_head, shards, stored_tensors
+from tracks.bases.weight_files import (
+    HEAD,
+    INDEX,
+    SINGLE,
+    check_tensors,
+    check_types,
+    has_another_head,
+    shards,
+    stored_tensors,
+)
 
 
 @dataclass(frozen=True)
@@ -95,6 +105,7 @@ def _open_folder(folder: Path, context: int, wanted: Wanted) -> FoundModel:
             return file.get_tensor(name).float()
 
     check_tensors(folder, config, stored, theirs)
+    check_types(places, theirs.values())
     tokenizer = read_tokenizer(folder, settings, wanted, config)
     card = folder / "README.md"
     licence, link = card_licence(card)
@@ -142,11 +153,7 @@ def _open_gguf(path: Path, context: int, wanted: Wanted) -> FoundModel:
     heads = {"attn_q": config.heads, "attn_k": config.kv_heads}
     with about(path):
         definition = definition_of(text, named, wanted, special, ends, config)
-    licence = file.get("general.license", "")
-    if not isinstance(licence, str):
-        raise UserError(f"{path} has general.license={licence}, which is no text")
-    if licence == "other":
-        licence = file.get("general.license.name", "") or licence
+    licence = _licence(file)
     link = file.get("general.license.link", "")
     file.forget()
     return FoundModel(
@@ -165,6 +172,16 @@ def _open_gguf(path: Path, context: int, wanted: Wanted) -> FoundModel:
         licence_texts={},
         templates=[*named],
     )
+
+
+def _licence(file: GGUFFile) -> str:
+    """Return the license that a file names; empty if it names none."""
+    entries = ("general.license", "general.license.name")
+    for entry in entries:
+        if not is_plain(file.get(entry, "")):
+            raise UserError(f"{file.path} has {entry}={file.get(entry)}, which is no text")
+    licence, name = (file.get(entry, "") for entry in entries)
+    return name if licence == "other" and name else licence
 
 
 def _special_tokens(file: GGUFFile) -> dict[str, str | None]:

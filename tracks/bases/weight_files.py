@@ -1,7 +1,7 @@
 """The weights of a model on disk: which files of a folder have them, and whether they are those of its config."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ from tracks.bases.reading import read_object
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 HEAD = "lm_head.weight"
+NUMBERS = ("F64", "F32", "F16", "BF16")  # that say what a weight is without another file
 # Files of weights that may hold code.
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -59,6 +60,18 @@ def stored_tensors(files: Sequence[Path]) -> tuple[dict[str, Path], dict[str, tu
     return places, shapes
 
 
+def check_types(places: Mapping[str, Path], names: Collection[str]) -> None:
+    """Raise a UserError if a weight is stored as whole numbers or in 8 bits: its scale is somewhere else."""
+    for path in sorted(set(places.values())):
+        with safe_open(path, "pt") as file:
+            for name in names:
+                if places[name] == path and (found := file.get_slice(name).get_dtype()) not in NUMBERS:
+                    raise UserError(
+                        f"{path} has {name} as {found}, and only {', '.join(NUMBERS)} can be read: save the model"
+                        " without quantization"
+                    )
+
+
 def has_another_head(places: Mapping[str, Path]) -> bool:
     """Return True if a head is stored beside the embedding, and is not the same."""
     names = (HEAD, "model.embed_tokens.weight")
@@ -67,14 +80,17 @@ def has_another_head(places: Mapping[str, Path]) -> bool:
     tensors = []
     for name in names:
         with safe_open(places[name], "pt") as file:
-            tensors.append(file.get_tensor(name))
+            tensors.append(file.get_tensor(name).float())
     return not torch.equal(*tensors)
 
 
 def check_tensors(
     place: Path, config: PublicConfig, stored: Mapping[str, tuple[int, ...]], names: Mapping[str, str]
 ) -> None:
-    """Compare what is stored with the config; UserError for the first difference. names: as FoundModel has them."""
+    """Compare what is stored with the config; UserError for the first difference.
+
+    names: of all parameters, ours -> the name there.
+    """
     model = new_model(config)
     missing = [there for there in names.values() if there not in stored]
     if missing:

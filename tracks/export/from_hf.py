@@ -23,7 +23,10 @@ def read_folder(folder: Path) -> tuple[Record, Tensors, Tokenizer]:
     """Return the manifest for a checkpoint, the weights in fp32 and the tokenizer; UserError for another folder."""
     settings = read_json(folder / "config.json")
     if settings.get("version") != VERSION:
-        raise UserError(f"{folder} is not an export with version {VERSION} of modeling_nanochat.py")
+        raise UserError(
+            f"{folder} is not an export with version {VERSION} of modeling_nanochat.py; python -m tracks.bases.bring"
+            " takes models of other kinds"
+        )
     record = settings["manifest"]
     record["exported"] = record.pop("sha256")  # of the manifest that was exported
     weights = {}

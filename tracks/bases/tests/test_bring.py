@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import os
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ from nanochat.paths import newest_manifest, read_json, saved_steps
 from nanochat.report.card import markdown, read_card
 from nanochat.tokenizer import Tokenizer
 from tracks.bases.sources import open_source
-from tracks.bases.tests.public_models import CHATML, model_of, save_folder, save_gguf, save_without_turns
+from tracks.bases.tests.public_models import CHATML, change, model_of, save_folder, save_gguf, save_without_turns
 from tracks.bases.tokenizer import PublicTokenizer
 
 CASES = ("qwen3", "gemma3")  # vocabularies of bytes and of pieces; texts of the second begin with <bos>
@@ -151,7 +153,50 @@ def test_a_page_is_no_template(home: Home) -> None:
     (home.folder / "page.md").write_text("# A page\n\nWho? I.\n")
     said = home.bring("qwen3", "--tag=page", f"--template={home.folder / 'page.md'}").refused()
     assert said.endswith("its chat template does not write what the user says: choose another by --template")
-    assert not (home.base / "chat_sft" / "page" / "step_000000").exists()
+    assert not list(home.base.glob("*/page*"))
+
+
+DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "no weights": ("llama", lambda folder: (folder / "model.safetensors").unlink(), "has no weights as safetensors"),
+    "an architecture": (
+        "llama",
+        lambda folder: change(folder / "config.json", architectures=["MambaForCausalLM"]),
+        "its architecture is MambaForCausalLM: only LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM,"
+        " Gemma3ForCausalLM can be brought in",
+    ),
+    "a vocabulary": (
+        "llama",
+        lambda folder: change(folder / "config.json", vocab_size=100),
+        "model.embed_tokens.weight has the shape (700, 48), and config.json says (100, 48)",
+    ),
+    "a tokenizer with code": (
+        "llama",
+        lambda folder: change(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": "code.Tokenizer"}),
+        "has a tokenizer with code of its own, which is not run",
+    ),
+    "a template": (
+        "llama",
+        lambda folder: (folder / "chat_template.jinja").write_text("{% for %}"),
+        "its chat template cannot be read: ",
+    ),
+    "half a file": ("gguf", lambda file: os.truncate(file, file.stat().st_size // 2), "it ends too early"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_what_is_damaged_is_refused_in_one_sentence(name: str, home: Home, tmp_path: Path) -> None:
+    """Exit code 2, and nothing is written; every other damage is in test_sources.py."""
+    case, damage, sentence = DAMAGES[name]
+    place = tmp_path / "model.gguf" if case == "gguf" else tmp_path / "model"
+    if case == "gguf":
+        save_gguf("llama", place)
+    else:
+        save_folder(case, place)
+    damage(place)
+    said = home.run("tracks.bases.bring", f"--from={place}", "--tag=refused").refused()
+    assert said.startswith(str(place)), said
+    assert sentence in said
+    assert not list(home.base.glob("*/refused*"))
 
 
 def test_tokens_without_a_row_are_counted(home: Home) -> None:

@@ -14,14 +14,6 @@ from tracks.bases.tests.public_models import CHATML, change, change_model, save_
 from tracks.bases.tokenizer import PublicTokenizer
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model in three files and an index."""
-    folder = tmp_path_factory.mktemp("model") / "llama"
-    save_folder("llama", folder, shard="100KB")
-    return folder
-
-
 def test_what_a_text_begins_and_ends_with(saved: Path, tmp_path: Path) -> None:
     definition = open_source(str(saved)).definition
     assert (definition.bos, list(definition.prefix), list(definition.ends)) == (0, [], [2, 0])

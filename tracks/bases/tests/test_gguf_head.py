@@ -60,6 +60,8 @@ FAULTS = [
     ("its tensor w is of the type 999", 3, [], [tensor(b"w", 4, kind=999)]),
     ("a row of w has 33 values, which are no whole blocks of Q4_0", 3, [], [tensor(b"w", 33, 2, kind=2)]),
     ("it ends too early", 3, [], [tensor(b"w", 4, 5)]),
+    ("its tensor [vw] has bytes of another one", 3, [], [tensor(b"v", 4), tensor(b"w", 4)]),
+    ("its tensor v has bytes of another one", 3, [], [tensor(b"v", 4, start=12), tensor(b"w", 4)]),
     ("it ends too early", 3, [], [tensor(b"w", 4, start=1 << 60)]),
 ]
 

@@ -16,14 +16,6 @@ from tracks.bases.tests.public_models import (
 )
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model in three files and an index."""
-    folder = tmp_path_factory.mktemp("model") / "llama"
-    save_folder("llama", folder, shard="100KB")
-    return folder
-
-
 def test_a_model_of_the_hub(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a mirror here; the hub's own client is tried in tests/data/test_hub.py."""
     shutil.copytree(saved, tmp_path / "models" / "someone" / "llama")

@@ -7,15 +7,7 @@ import pytest
 
 from nanochat.paths import read_sha256
 from tracks.bases.sources import open_source
-from tracks.bases.tests.public_models import save_folder, save_gguf
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model in three files and an index."""
-    folder = tmp_path_factory.mktemp("model") / "llama"
-    save_folder("llama", folder, shard="100KB")
-    return folder
+from tracks.bases.tests.public_models import save_gguf
 
 
 @pytest.mark.parametrize(

@@ -18,20 +18,11 @@ from tracks.bases.tests.public_models import (
     VOCABULARY,
     change,
     change_model,
-    save_folder,
     save_gguf,
 )
 from tracks.bases.weights import weights_of
 
 Damage = Callable[[Path], object]
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model in three files and an index."""
-    folder = tmp_path_factory.mktemp("model") / "llama"
-    save_folder("llama", folder, shard="100KB")
-    return folder
 
 
 def replace_tensor(folder: Path, name: str, value: torch.Tensor | None, new: str = "") -> None:
@@ -113,6 +104,10 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "a shape": (
         lambda folder: replace_tensor(folder, "model.norm.weight", torch.ones(50)),
         r"model\.norm\.weight has the shape \(50,\), and config\.json says \(48,\)",
+    ),
+    "whole numbers": (
+        lambda folder: replace_tensor(folder, "model.norm.weight", torch.ones(48, dtype=torch.int8)),
+        r"has model\.norm\.weight as I8, and only F64, F32, F16, BF16 can be read: save the model without quantization",
     ),
     "a value": (
         lambda folder: replace_tensor(folder, "model.norm.weight", torch.full((48,), torch.nan)),
@@ -241,6 +236,11 @@ METADATA: dict[str, tuple[str, dict[str, Any], str]] = {
     "unknown": ("gemma3", {"tokenizer.ggml.unknown_token_id": 10**6}, "unknown_token_id=1000000, and its vocabulary"),
     "end as text": ("llama", {"tokenizer.ggml.eos_token_id": "2"}, "has metadata that cannot be read: '<=' not"),
     "license": ("llama", {"general.license": 5}, "has general.license=5, which is no text"),
+    "name of a license": (
+        "llama",
+        {"general.license": "other", "general.license.name": 5},
+        r"has general\.license\.name=5, which is no text",
+    ),
     "few types": ("llama", {"tokenizer.ggml.token_type": [1, 3]}, "has 700 tokens and types for 2"),
     "types as number": ("llama", {"tokenizer.ggml.token_type": 1}, "has metadata that cannot be read: object of type"),
 }

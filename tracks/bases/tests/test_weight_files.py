@@ -15,14 +15,6 @@ from tracks.bases.tests.public_models import VOCABULARY, change, model_of, save_
 from tracks.bases.weights import weights_of
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model in three files and an index."""
-    folder = tmp_path_factory.mktemp("model") / "llama"
-    save_folder("llama", folder, shard="100KB")
-    return folder
-
-
 def test_one_file_counts_before_an_index_that_another_save_has_left(saved: Path, tmp_path: Path) -> None:
     """As `transformers` reads such a folder."""
     save_folder("qwen3", tmp_path / "other")

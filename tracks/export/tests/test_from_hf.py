@@ -82,7 +82,10 @@ def test_mistakes_are_refused_and_leave_nothing(folder, tmp_path) -> None:
     refused("model.safetensors cannot be read: ")
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(settings | {"version": 2}))
-    refused("out is not an export with version 1 of modeling_nanochat.py$")
+    refused(
+        "out is not an export with version 1 of modeling_nanochat.py;"
+        " python -m tracks.bases.bring takes models of other kinds$"
+    )
     with pytest.raises(ValueError, match=r"config.json has version 2, modeling_nanochat.py 1: export it again"):
         AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 
