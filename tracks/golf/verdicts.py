@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from nanochat.config import Count, option, options, run_script
 from nanochat.errors import UserError
+from nanochat.jobs.scales import flag_words
 from nanochat.log import Record, table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
 from nanochat.settings import TagSettings
 from nanochat.statistics import Metrics, measured
-from tracks.golf.arms import SEED_NAME, STRIDE, Arm, arms_of, trained
+from tracks.golf.arms import SEED_NAME, STRIDE, Arm, arm_flags, arms_of, trained
 from tracks.golf.documents import FILE, TextName
-from tracks.golf.entries import SCALES
+from tracks.golf.entries import SCALES, undo
 
 if TYPE_CHECKING:
     import numpy as np
@@ -156,11 +157,17 @@ def seconds_per_step(runs: Sequence[Outcome]) -> float:
     return _mean(runs, "Training seconds") / _mean(runs, "Steps")
 
 
+def bytes_over(arm: Arm, found: Found) -> int:
+    """Return by how many bytes an arm's largest file is over the budget; below 0 for bytes to spare."""
+    runs = found.outcomes[arm.name if arm.stride is None else SEED_NAME]
+    return max(run.figure("Bytes") for run in runs) - SCALES[runs[0].figure("Scale")].bytes
+
+
 def remarks(arm: Arm, found: Found) -> list[str]:
     """Return what has to be known beside a verdict: a file over the budget, and steps that took another time."""
     runs = found.outcomes[arm.name if arm.stride is None else SEED_NAME]
     said = []
-    over = max(run.figure("Bytes") for run in runs) - SCALES[runs[0].figure("Scale")].bytes
+    over = bytes_over(arm, found)
     if over > 0:
         said.append(f"{over:,} bytes over the budget")
     if arm.stride is None and arm.has_the_rows_shape:
@@ -211,6 +218,38 @@ def claims_table(arms: Sequence[Arm], choose: Found, report: Found) -> Record:
         f" than {100 * DRIFT:.0f} % is named in its verdict: its code or the machine was slower or faster."
     )
     return table_of("Claims of the seed, in bits per byte", COLUMNS, rows, note)
+
+
+def entry_table(arms: Sequence[Arm], chosen: "Mapping[str, Difference]", found: Found) -> Record:
+    """Return the table of what the verdicts make of the row, and the flags of that entry.
+
+    A claim that loses is replaced by the arm that beats it most and fits into the budget. Of each claim alone: that the
+    changes help together was not measured.
+    """
+    rows = []
+    scale = found.outcomes[SEED_NAME][0].figure("Scale")
+    flags, stride = arm_flags(scale, None, {}), STRIDE
+    for claim in dict.fromkeys(arm.claim for arm in arms):
+        own = [arm for arm in arms if arm.claim == claim]
+        better = [arm for arm in own if chosen[arm.name].verdict == "loses"]
+        fitting = [arm for arm in better if bytes_over(arm, found) <= 0]
+        if fitting:
+            best = min(fitting, key=lambda arm: chosen[arm.name].gain)
+            flags = undo(flags, best.trick)
+            stride = stride if best.stride is None else best.stride
+            rows.append([claim, best.instead, "the claim loses"])
+        elif better:
+            rows.append([claim, "the claim", "it loses, but what beats it is over the budget"])
+        elif all(chosen[arm.name].verdict == "gains" for arm in own):
+            rows.append([claim, "the claim", "it gains"])
+        else:
+            rows.append([claim, "the claim", "as in the row: not all of its arms show a gain, and none a loss"])
+    note = (
+        f"The entry that follows, scored with stride {stride}: `{' '.join(flag_words(flags))}`. Each claim was judged"
+        " alone, in the row; what the changes do together was not measured, and flags that were given beside --scale"
+        " are not in it."
+    )
+    return table_of("The entry by these verdicts", "Claim | Taken | Why", rows, note)
 
 
 def checks_table(choose: Found, report: Found) -> Record:
@@ -266,7 +305,8 @@ def main(config: Config) -> None:
     choose = read_study(config.tag, arms, counts, "choose")
     report = read_study(config.tag, arms, counts, "report")
     outcome.metrics = figures(choose, report)
-    outcome.tables = [claims_table(arms, choose, report), checks_table(choose, report)]
+    entry = entry_table(arms, choose.verdicts(), choose)
+    outcome.tables = [claims_table(arms, choose, report), checks_table(choose, report), entry]
     outcome.finish()
 
 

@@ -20,7 +20,7 @@ from nanochat.data.corpus import Corpus
 from nanochat.dataloader import TextLoader, corpus_of
 from nanochat.errors import UserError
 from nanochat.evals.bpb import read_text, text_bpb
-from nanochat.log import MetricLog, Record, metric_curve, print0, read_metrics, table_of
+from nanochat.log import MetricLog, Record, duration, metric_curve, print0, read_metrics, table_of
 from nanochat.models import build_model, config_of, tokenizer_of
 from nanochat.objectives import next_token
 from nanochat.optim import Optimizer
@@ -117,9 +117,16 @@ class ArmRun:
 
     @property
     def settings(self) -> Record:
-        """Flags, what decides the order of the rows (hash of the text, tokenizer, lanes, length), and their number."""
+        """Flags, what decides the order of the rows (hash of the text, tokenizer, lanes, length), their number.
+
+        And the precision that --dtype=auto has found: a series may have gone on on another machine.
+        """
         source = self.manifest["source"]
-        return self.manifest["config"] | source["setting"] | {"rows": source["rows"]}
+        return self.manifest["config"] | source["setting"] | {"rows": source["rows"], "precision": self.precision}
+
+    @property
+    def precision(self) -> str:
+        return self.manifest.get("dtype", "")
 
     def require_equal(self, other: "ArmRun", free: Container[str]) -> None:
         """Raise a UserError if this run differs from another one in its settings or batches, unless that is free."""
@@ -463,6 +470,8 @@ def figures(results: Sequence[SeedResult]) -> Metrics:
     validations = [in_order(exits) for one in recursions for exits in validated_exits(one.records) if len(exits) > 1]
     norms = [record["train/grad_norm"] for one in recursions for record in one.records if "train/grad_norm" in record]
     model = recursions[0].manifest["model"]
+    runs = [run for result in results for run in result.arms.values()]
+    commits = dict.fromkeys(run.outcome.environment["Git Information"]["Commit"] for run in runs)
     return {
         "Verdict": verdict(own, both, gains),
         "Preset": settings["recursion"],
@@ -477,6 +486,9 @@ def figures(results: Sequence[SeedResult]) -> Metrics:
         **(depth_figures(depths) if (depths := depths_of(results)) else {}),
         "Batches of R, D, P, F and L": ", ".join(result.batches for result in results),
         "Steps of a refit": ", ".join(str(result.steps) for result in results),
+        "Training of all arms": duration(sum(run.outcome.figure(SECONDS) for run in runs)),
+        "Precision": recursions[0].precision,
+        "Commits of the arms": ", ".join(commits),
     }
 
 

@@ -28,7 +28,7 @@ from nanochat.jobs.series import (
     training_step,
     words_of,
 )
-from nanochat.log import Record, print0, table_of
+from nanochat.log import Record, duration, print0, table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
 from nanochat.statistics import interval
@@ -99,9 +99,16 @@ def steps(config: Config, data: str) -> Iterator[Step]:
         seconds = training_seconds("chat_sft", f"{config.tag}-R-{seed}")
         yield from arm_steps(config, data, launch, "W", seed, f"--target-seconds={seconds}")
     outcome = Outcome.begin("recursion_eval", config.tag, config)
+    outcome.metrics = {"Training on the Sudoku, all arms": duration(training_time(config))}
     outcome.tables = [comparison(config)]
     outcome.finish()
     yield report_step(config.tag, config.out)
+
+
+def training_time(config: Config) -> float:
+    """Return the seconds that all arms have trained on the Sudoku."""
+    tags = [f"{config.tag}-{arm}-{seed}" for arm in "RPW" for seed in range(1, config.seeds + 1)]
+    return sum(training_seconds("chat_sft", tag) for tag in tags)
 
 
 def require_alike(config: Config, arm: str) -> None:

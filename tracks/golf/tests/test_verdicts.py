@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from outcomes import ENVIRONMENT, RECORD
 
+from nanochat.jobs.scales import flag_words
 from nanochat.outcome import Outcome
 from nanochat.paths import read_json, write_json
 from tracks.golf import verdicts
+from tracks.golf.arms import arm_flags
 from tracks.golf.documents import FILE
 
 SIZES = [100, 200, 300]  # bytes of the documents
@@ -70,6 +72,11 @@ def test_gains_losses_and_what_cannot_be_told_are_in_the_table(base: Path) -> No
         ["rope-all", 6, 10_001, pytest.approx(3e-7), 0.0, 0.0, 810_000],
         ["layers-9", 2, 10_001, pytest.approx(1e-7), 0.0, 0.0, 910_007],
     ]
+    assert record["tables"][2]["rows"] == [
+        ["RoPE on half of the channels", "the claim", "it gains"],
+        ["8 layers", "the claim", "it loses, but what beats it is over the budget"],
+        ["score with stride 128", "the claim", "it gains"],
+    ]
     figures = record["metrics"]
     assert figures["bpb of the baseline, text for selection"]["value"] == pytest.approx(2.0)
     assert figures["bpb of the baseline, text for reporting"]["value"] == pytest.approx(1.7)
@@ -77,6 +84,28 @@ def test_gains_losses_and_what_cannot_be_told_are_in_the_table(base: Path) -> No
     assert figures["Runs"] == 7
     assert (figures["Steps"], figures["Seconds per step"]["value"]) == (1000, pytest.approx(0.56))
     assert figures["Hours of training and packing"]["value"] == pytest.approx(7 * 570 / 3600)
+
+
+def test_the_entry_follows_from_the_table(base: Path) -> None:
+    """What loses is replaced, by the better one of two arms that beat it; what is open stays as in the row."""
+    arms = "xsa-4,no-xsa,gain-before,layers-9,no-qat,no-overlap"
+    for text in ("choose", "report"):
+        for seed, noise in ((1, 0.001), (2, -0.001), (3, 0.0)):
+            leave_scores("seed", seed, 2.0 + noise, text, overlap=-0.05 + noise)
+            leave_scores("gain-before", seed, 2.0 - noise, text)
+        for name, bpb in (("xsa-4", 1.8), ("no-xsa", 1.7), ("layers-9", 1.6), ("no-qat", 1.5)):
+            leave_scores(name, 1, bpb, text)
+    verdicts.main(verdicts.Config(tag="made", arms=arms))
+    table = read_json(base / "golf_claims/made/outcome.json")["tables"][2]
+    taken = [row[1] for row in table["rows"]]
+    assert taken == ["no XSA", "the claim", "9 layers", "no QAT", "rows that do not overlap"]
+    assert table["rows"][1][2].startswith("as in the row")
+    words = table["note"].split("`")[1].split()
+    row = [word for word in flag_words(arm_flags("cpu", None, {})) if "--qat" not in word]
+    model = next(word for word in row if word.startswith("--model="))
+    changed = {model: f"{model},exclusive_last=0", "--depth=8": "--depth=9"}
+    assert words == [changed.get(word, word) for word in row]
+    assert "stride 0:" in table["note"]
 
 
 def test_an_arm_whose_steps_took_another_time_than_those_of_the_same_seeds_is_named(base: Path) -> None:
@@ -90,7 +119,7 @@ def test_an_arm_whose_steps_took_another_time_than_those_of_the_same_seeds_is_na
             leave_scores("layers-9", seed, 2.0, text, steps=steps - 100)
     names = "rope-all,no-gain,uniform,layers-9,no-overlap"
     verdicts.main(verdicts.Config(tag="made", arms=names))
-    table, _ = read_json(base / "golf_claims/made/outcome.json")["tables"]
+    table, *_ = read_json(base / "golf_claims/made/outcome.json")["tables"]
     said = [row[-1].rpartition("; ")[2] for row in table["rows"] if "per step" in row[-1]]
     assert said == [
         "8.8 % more seconds per step than the baseline",  # 2600 / 2390

@@ -18,7 +18,7 @@ from nanochat.runtime import setup
 from tracks.recursion.model import MODELS, RecursiveGPT
 from tracks.recursion.settings import PRESET_FIELDS
 from tracks.recursion.shapes import BPB
-from tracks.recursion.study import FREE, ArmRun, SeedResult, applications, figures, refit_exits, verdict
+from tracks.recursion.study import FREE, SECONDS, ArmRun, SeedResult, applications, figures, refit_exits, verdict
 
 GOOD, NOTHING, BAD = [0.20, 0.21, 0.22], [0.01, -0.01, 0.0], [-0.20, -0.21, -0.22]
 
@@ -60,11 +60,12 @@ def made(exits: list[float], first: float, last: float) -> SeedResult:
     """A seed of R with these exits and refits, and of P and F, which are worse."""
     config = dict.fromkeys((*PRESET_FIELDS, "recursion", "matrix_lr", "embedding_lr"), 1)
     manifest = {"model": {"supervision": 2, "passes": 1, "loops": 1}, "source": {"setting": {}, "rows": 1}}
+    manifest["dtype"] = "bf16"
     validation = {f"val/bpb at exit {i}": bits for i, bits in enumerate(exits)}
     records = [{"kind": "train", "step": 9, "train/grad_norm": 1.0}, {"kind": "validation", "step": 9, **validation}]
     arms = {}
     for arm, bits in {"R": exits[-1], "P": exits[-1] + 0.1, "F": exits[-1] + 0.1}.items():
-        record = {"stage": "base_train", "tag": arm, "environment": ENVIRONMENT, "metrics": {BPB: bits}}
+        record = {"stage": "base_train", "tag": arm, "environment": ENVIRONMENT, "metrics": {BPB: bits, SECONDS: 60.0}}
         outcome = Outcome(**RECORD | record | {"config": config})
         arms[arm] = ArmRun(outcome, Checkpoint(Path(arm), 9, manifest), records)
     return SeedResult(arms, first, last, 1000)
@@ -85,6 +86,26 @@ def test_a_single_exit_is_not_in_order_and_not_out_of_it() -> None:
     [step, validation] = result.arms["R"].records
     result.arms["R"].records[:] = [step, validation | {"train/exits": 1}, validation | {"train/exits": 2}]
     assert figures([result])["Exits in order"] == "1 of 1 validations"
+
+
+def test_the_card_says_how_its_arms_were_trained() -> None:
+    results = [made([0.8, 0.6], 0.65, 0.65) for _ in range(2)]
+    results[1].arms["P"].outcome.environment = ENVIRONMENT | {"Git Information": {"Commit": "abc (clean)"}}
+    found = figures(results)
+    assert (found["Precision"], found["Training of all arms"]) == ("bf16", "6m00s")  # three arms of two seeds
+    first = ENVIRONMENT["Git Information"]["Commit"]
+    assert found["Commits of the arms"] == f"{first}, abc (clean)"
+
+
+def test_an_arm_of_another_precision_is_refused() -> None:
+    """`--dtype=auto` may find another one where a series goes on on another machine."""
+    recursion, plain = (made([0.8, 0.6], 0.65, 0.65).arms[arm] for arm in "RP")
+    for run in (recursion, plain):
+        run.manifest["config"] = {}
+    plain.require_equal(recursion, FREE["P"])
+    plain.manifest["dtype"] = "fp32"
+    with pytest.raises(UserError, match="P has precision = fp32, and R bf16: train one of them again"):
+        plain.require_equal(recursion, FREE["P"])
 
 
 def test_applications_are_those_that_training_runs() -> None:

@@ -7,7 +7,7 @@ from outcomes import leave
 
 from nanochat.errors import UserError
 from nanochat.paths import write_json, write_text
-from tracks.recursion.sudoku import Config, comparison
+from tracks.recursion.sudoku import Config, comparison, training_time
 
 SOLVED = {"R": (0.9, 0.8, 1.0), "P": (0.4, 0.3, 0.5), "W": (0.6, 0.7, 0.5)}
 
@@ -36,6 +36,7 @@ def test_the_table_has_the_seeds_that_were_asked_for_and_their_differences(base)
     # R minus W by seed: 0.3, 0.1, 0.5.
     assert clock[3:5] == [pytest.approx(0.3), pytest.approx(4.302653 * 0.2 / 3**0.5)]
     assert recursion[-1] == "0.9 0.8 1.0"
+    assert training_time(Config()) == 3 * (100 + 200 + 300)
     assert comparison(Config(seeds=1))["rows"][1][3:5] == [pytest.approx(0.5), None]
     leave_runs(base, "P", 2, 0.3, depth=2, steps=400)
     with pytest.raises(UserError, match="the run puzzles-P-2 has --depth=2, not 1, --steps=400, not 800, and cannot"):
@@ -51,6 +52,7 @@ def test_recursion_on_puzzles_ends_with_a_table_and_a_card(series, tmp_path) -> 
     card = (tmp_path / "card/puzzles.md").read_text(encoding="utf-8")
     assert "## Recursion" in card
     assert "Sudoku-4: 200 held-out problems" in card
+    assert "- Training on the Sudoku, all arms: " in card
 
 
 def test_a_dry_run_prints_the_plans_and_trains_nothing(series, base) -> None:
