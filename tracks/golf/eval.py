@@ -11,6 +11,7 @@ import site
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ from tracks.golf.series import CHECKS, best_baseline, checks_table, comparison_t
 
 SHORTEST = 8  # tokens; strides are the context halved, down to this
 MARGIN = 2.0  # allowed time over the estimate: the machine may become busy
+CODE = ("nanochat", "tracks/__init__.py", "tracks/golf")  # what has all of the scoring code
 MEMORY = 2**36  # address space of the scoring process; the libraries reserve far more than they use
 
 
@@ -80,10 +82,15 @@ def find_sandbox(device: str, unsafe: bool) -> str:
     return "no" if sandbox.missing() else "yes"
 
 
-def run_scorer(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int = 0) -> Record:
-    """Return the score of the artifact and the text in a folder, by a process of its own, in fp32."""
+def run_scorer(
+    folder: str, scale: Scale, unsafe: bool, rows: int, stride: int = 0, counted: Collection[str] = CODE
+) -> Record:
+    """Return the score of the artifact and the text in a folder, by a process of its own, in fp32.
+
+    counted: the files and folders of this repository that it can read.
+    """
     arguments = (folder, stride, rows, scale.scoring, scale.device)
-    return run_alone("score", "score_files", arguments, folder, scale, unsafe)
+    return run_alone("score", "score_files", arguments, folder, scale, unsafe, counted)
 
 
 def run_checks(folder: str, scale: Scale, unsafe: bool, rows: int) -> Record:
@@ -92,9 +99,15 @@ def run_checks(folder: str, scale: Scale, unsafe: bool, rows: int) -> Record:
 
 
 def run_alone(
-    module: str, function: str, arguments: tuple[Any, ...], folder: str, scale: Scale, unsafe: bool
+    module: str,
+    function: str,
+    arguments: tuple[Any, ...],
+    folder: str,
+    scale: Scale,
+    unsafe: bool,
+    code: Collection[str] = CODE,
 ) -> Record:
-    """Return the result of a function, in a process that reads a copy of the artifact and the text, nothing of ours.
+    """Return the result of a function, in a process that reads a copy of the artifact and the text, and the code.
 
     On a GPU it is a plain process. folder: a real path, as the sandbox has no symbolic links.
     """
@@ -106,14 +119,7 @@ def run_alone(
         seconds = scale.scoring + 60
         limits = sandbox.Limits(seconds=seconds, cpu_seconds=int(64 * seconds), memory=MEMORY, processes=256)
         # PyTorch asks the system for its processors.
-        readable = [
-            f"{root}/nanochat",
-            f"{root}/tracks/__init__.py",
-            f"{root}/tracks/golf",
-            *packages,
-            str(folder),
-            "/sys/devices/system/cpu",
-        ]
+        readable = [*(f"{root}/{name}" for name in code), *packages, str(folder), "/sys/devices/system/cpu"]
         verdict = sandbox.run_program(program, limits, unsafe, readable)
     else:
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -191,7 +197,8 @@ def evaluate(config: Config) -> None:
         apart = {} if config.count_tokenizer else {"tokenizer (not counted)": groups.pop("tokenizer")}
         counted = check_size(groups, scale.bytes)
         stride = choose_stride(config.stride, plain, scale)
-        sliding = run_scorer(*subject, stride)  # ends with an error if it takes too long
+        # It ends with an error if it takes too long, and finds no file that was not counted.
+        sliding = run_scorer(*subject, stride, plain["sources"])
     outcome.metrics = {
         "bpb": measured(sliding["bpb"]),
         "Stride": stride,

@@ -11,6 +11,7 @@ import pytest
 from base_runs import Base
 from contain import NEEDS_SANDBOX
 
+from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.paths import read_json
 from tracks.golf import eval as golf_eval
@@ -65,6 +66,21 @@ def test_a_file_is_scored_alone(base, capsys, tmp_path, monkeypatch) -> None:
         with pytest.raises(ValueError, match=sentence):
             golf_eval.main(config)
     shutil.move(base.folder / "elsewhere", base.of("entry"))
+
+
+@NEEDS_SANDBOX
+def test_a_scorer_that_opens_a_file_that_is_not_counted_has_no_score(base, tmp_path, monkeypatch) -> None:
+    for name in ("nanochat", "tracks/golf"):
+        shutil.copytree(golf_eval.ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "tests"))
+    shutil.copy(golf_eval.ROOT / "tracks/__init__.py", tmp_path / "tracks")
+    (tmp_path / "tracks/golf/table.bin").write_bytes(b"what comes next")
+    golf_pack.main(golf_pack.Config(tag="entry", plan="embed=int8-row,blocks=int8-row", eval_bytes=3000))
+    monkeypatch.setattr(golf_eval, "ROOT", tmp_path)
+    golf_eval.main(golf_eval.Config(tag="entry", stride=16))  # its code alone
+    with (tmp_path / "tracks/golf/score.py").open("a", encoding="utf-8") as file:
+        file.write("\nTABLE = Path(__file__).with_name('table.bin').read_bytes()\n")
+    with pytest.raises(UserError, match=r"No such file or directory: '.*/tracks/golf/table\.bin'"):
+        golf_eval.main(golf_eval.Config(tag="entry", stride=16))
 
 
 @NEEDS_SANDBOX
