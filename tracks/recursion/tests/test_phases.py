@@ -1,5 +1,6 @@
 """The two phases on H100: their plans, and the gate between them. The tests of training have recursive runs."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from outcomes import leave
 from small_runs import SMALL
 
 from nanochat.config import parse
+from nanochat.environment import ROOT
 from nanochat.errors import UserError
 from nanochat.log import MetricLog
 from tracks.recursion.phases import PHASES, Config, PhaseName, check_first_phase, main, steps
@@ -25,6 +27,32 @@ def test_phases_are_presets(series, base, phase, preset) -> None:
     assert f"Number of parameters, embed: {12 * 32 * 65_536:,}\n" in done.stdout  # of the tokenizer to come
     assert f"recursion {preset}: each block runs 4 exits x 1 passes x (2 loops + 1) times" in done.stdout
     assert not (base / "tok_train").exists()
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_plan_on_the_page_is_what_the_command_prints(series, phase: PhaseName) -> None:
+    said = series("tracks.recursion.phases", f"--phase={phase}", "--data=letters", "--dry-run", "--on=8xH100@98").stdout
+
+    def number(pattern: str) -> float:
+        found = re.search(pattern, said)
+        assert found, said
+        return float(found[1].replace(",", ""))
+
+    time = said.split("\ntime ")[1].split()[0]  # such as 40m59s, or 1h37m
+    taken = {unit: int(count) for count, unit in re.findall(r"(\d+)([hms])", time)}
+    minutes = round(60 * taken.get("h", 0) + taken.get("m", 0) + taken.get("s", 0) / 60)
+    memory = number(r"memory of a rank, GB: ([0-9.]+)")
+    rows = number(r" with ([0-9]+) rows at once")
+    expected = [
+        phase,
+        f"{number(r'Number of training tokens: ([0-9,]+)') / 1e9:.2f} B",
+        f"{minutes} minutes" if minutes < 60 else f"{minutes // 60} hour {minutes % 60} minutes",
+        f"{memory:.0f} GB, {rows:.0f} rows at once",
+        f"{number(r'; dollars ([0-9.]+)'):.0f}",
+    ]
+    page = (ROOT / "tracks/recursion/README.md").read_text(encoding="utf-8")
+    [row] = [line for line in page.splitlines() if line.startswith(f"| {phase} |") and " GB, " in line]
+    assert [cell.strip() for cell in row.split("|")[1:6]] == expected
 
 
 @pytest.mark.parametrize(("out", "name"), [("", "h100-extreme.md"), ("card.md", "card.md")])
