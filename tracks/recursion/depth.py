@@ -10,12 +10,14 @@ by: the documents after the validation text that do not occur in it.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanochat.config import Count, option, options, run_script
 from nanochat.errors import UserError
 from nanochat.log import Record, table_of
 from nanochat.outcome import Outcome
+from nanochat.paths import read_jsonl, write_jsonl
 from nanochat.settings import CorpusSettings, DeviceSettings, TagSettings
 from nanochat.statistics import Estimate, Metrics, interval, measured
 
@@ -153,7 +155,17 @@ def depth_figures(results: Sequence[DepthResult]) -> Metrics:
     }
 
 
+def count_looks(path: Path, look: Record) -> int:
+    """Write down that a choice is scored on test text; return how many unlike ones were, so that none is forgotten."""
+    looks = list(read_jsonl(path, dict)) if path.exists() else []
+    if look not in looks:
+        looks.append(look)
+        write_jsonl(path, looks)
+    return len(looks)
+
+
 def main(config: Config) -> None:
+    from nanochat.checkpoint import manifest_hash
     from nanochat.data.corpus import open_corpus
     from nanochat.dataloader import corpus_of
     from nanochat.models import load_model
@@ -180,6 +192,14 @@ def main(config: Config) -> None:
         outcome.tables = [depth_table([result])]
         outcome.metrics = depth_figures([result]) | {"Step": checkpoint.step, "Data": corpus.name}
         if runtime.rank == 0:
+            look = {
+                "checkpoint": manifest_hash(checkpoint.manifest),
+                "text": corpus.name,
+                "bytes": config.eval_bytes,
+                "most": config.most,
+                "precision": runtime.dtype_name,
+            }
+            outcome.metrics["Looks at test text"] = count_looks(outcome.folder / "looks.jsonl", look)
             outcome.finish()
 
 

@@ -143,6 +143,10 @@ def test_the_command(tmp_path, monkeypatch, capsys) -> None:
     last = base.outcome("deep")["metrics"]["Final validation bpb"]["value"]
     assert table["rows"][1][2] == pytest.approx(last, rel=1e-6)
     assert "Exits chosen on validation text: " in capsys.readouterr().out
+    assert record["metrics"]["Looks at test text"] == 1
+    for most, looks in ((5, 1), (4, 2), (5, 2)):  # the same again is no other choice
+        depth.main(depth.Config(tag="deep", most=most, eval_bytes=2000, dtype="fp32"))
+        assert read_json(base.folder / "recursion_depth/deep/outcome.json")["metrics"]["Looks at test text"] == looks
     for options, sentence in (
         ({"tag": "plain"}, "plain is not a recursive model: train one with tracks.recursion.train"),
         ({"tag": "deep", "eval_bytes": 10**9}, "leaves less than two rows of 32 tokens for a test"),
