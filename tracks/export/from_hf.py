@@ -70,8 +70,8 @@ def save_imported(record: Record, weights: "NamedTensors", tokenizer: Tokenizer,
         try:
             with Saver(folder) as saver:
                 saver.save(step, weights, [], record, given=True)
-        except (UserError, OSError):  # a damaged weight, which may be read only now, or a full disk
-            # After Ctrl-C the checkpoint may still be written, and needs its tokenizer.
+        except Exception:  # a damaged weight, which may be read only now, a full disk, no memory
+            # After Ctrl-C, which is no Exception, the checkpoint may still be written, and needs its tokenizer.
             if not existed:
                 tokenizer_path.unlink()
             for place in made:

@@ -1,6 +1,7 @@
 """import_hf reads back what export wrote, fine-tuned by others or not; other folders leave nothing."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from nanochat.gpt import GPT
 from nanochat.models import Trained, load_model
 from nanochat.runtime import setup
 from tracks.export import export, hf
+from tracks.export.from_hf import read_folder, save_imported
 from tracks.export.import_hf import Config, main
 from tracks.export.tests.exports import tokenizer_of
 
@@ -60,6 +62,21 @@ def test_rounded_weights_come_back(folder, tmp_path) -> None:
     before, after = opened("d1")[0].state_dict(), opened("home")[0].state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(after[name], weight.bfloat16().float()) for name, weight in before.items())
+
+
+def test_weights_that_cannot_be_read_leave_nothing(folder, tmp_path) -> None:
+    """Whatever is raised: PyTorch says with a RuntimeError that there is no memory."""
+
+    class NoMemory:
+        def items(self) -> Iterator[tuple[str, torch.Tensor]]:
+            yield from [*weights.items()][:2]
+            raise RuntimeError("not enough memory")
+
+    record, weights, tokenizer = read_folder(folder)
+    with pytest.raises(RuntimeError, match="not enough memory"):
+        save_imported(record, NoMemory(), tokenizer, "home", 0)
+    assert not [*(tmp_path / "base").glob("*/home*")]
+    main(Config(folder=str(folder), tag="home"))
 
 
 def test_mistakes_are_refused_and_leave_nothing(folder, tmp_path) -> None:
