@@ -64,8 +64,8 @@ def test_a_study_is_stopped_resumed_and_written_once(
     text = (tmp_path / "tiny.md").read_text(encoding="utf-8")
     assert "## Golf, the claims of its seed" in text
     table = [line.split(" | ") for line in text.splitlines() if "not distinguishable" in line or "| gains" in line]
-    verdicts, entry = text.split("### The entry by these verdicts")
-    for part in (verdicts, entry):
+    before, entry = text.split("### The entry by these verdicts")
+    for part in (before, entry):
         assert len([line for line in part.splitlines() if line.startswith(("| QAT in", "| score with"))]) == 2
     assert len(table) == 2
     assert all(len(cells) == 14 for cells in table)
