@@ -29,8 +29,8 @@ from tracks.bases.weight_files import (
     HEAD,
     INDEX,
     SINGLE,
+    check_dtypes,
     check_tensors,
-    check_types,
     has_another_head,
     shards,
     stored_tensors,
@@ -45,7 +45,6 @@ class FoundModel:
     files: Sequence[Path]
     settings: Record  # its config.json
     config: PublicConfig
-    stored: Mapping[str, tuple[int, ...]]  # tensors, by their names there, with shapes
     names: Mapping[str, str]  # of every parameter: ours -> the name there
     read: Callable[[str], Tensor]  # from our name to the tensor, fp32
     definition: Definition  # of the tokenizer
@@ -92,20 +91,20 @@ def _open_folder(folder: Path, context: int, wanted: Wanted) -> FoundModel:
     files = shards(folder)
     with about(folder):
         config = read_config(settings, context)
-    places, stored = stored_tensors(files)
-    if config.tie_embeddings and has_another_head(places):
+    stored = stored_tensors(files)
+    if config.tie_embeddings and has_another_head(stored):
         config = replace(config, tie_embeddings=False)  # as `transformers` reads it
     theirs = {names.ours: names.theirs for names in names_of(config)}
-    if config.tie_embeddings and theirs["embed.weight"] not in places and HEAD in places:
+    if config.tie_embeddings and theirs["embed.weight"] not in stored and HEAD in stored:
         theirs["embed.weight"] = HEAD  # of two names of one tensor, a file may have either
 
     def read(ours: str) -> Tensor:
         name = theirs[ours]
-        with safe_open(places[name], "pt") as file:
+        with safe_open(stored[name].path, "pt") as file:
             return file.get_tensor(name).float()
 
-    check_tensors(folder, config, stored, theirs)
-    check_types(places, theirs.values())
+    check_tensors(folder, config, {name: one.shape for name, one in stored.items()}, theirs)
+    check_dtypes(stored, theirs.values())
     tokenizer = read_tokenizer(folder, settings, wanted, config)
     card = folder / "README.md"
     licence, link = card_licence(card)
@@ -118,7 +117,6 @@ def _open_folder(folder: Path, context: int, wanted: Wanted) -> FoundModel:
         files=[folder / "config.json", *files, *tokenizer.files, *others, *(folder / name for name in texts)],
         settings=settings,
         config=config,
-        stored=stored,
         names=theirs,
         read=read,
         definition=tokenizer.definition,
@@ -161,7 +159,6 @@ def _open_gguf(path: Path, context: int, wanted: Wanted) -> FoundModel:
         files=[path],
         settings=settings,
         config=config,
-        stored=stored,
         names=theirs,
         read=lambda ours: file.read_as(names[ours], heads),
         definition=definition,

@@ -1,8 +1,9 @@
 """The weights of a model on disk: which files of a folder have them, and whether they are those of its config."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,7 +17,7 @@ from tracks.bases.reading import read_object
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 HEAD = "lm_head.weight"
-NUMBERS = ("F64", "F32", "F16", "BF16")  # that say what a weight is without another file
+DTYPES = ("F64", "F32", "F16", "BF16")  # that say what a weight is without another file
 # Files of weights that may hold code.
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -45,41 +46,47 @@ def indexed(index: Path) -> list[str]:
     return names
 
 
-def stored_tensors(files: Sequence[Path]) -> tuple[dict[str, Path], dict[str, tuple[int, ...]]]:
-    """Return the file and the shape of every tensor in files of weights."""
-    places: dict[str, Path] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
+class Stored(NamedTuple):
+    """A tensor in a file of weights."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: str  # as safetensors names it
+
+
+def stored_tensors(files: Sequence[Path]) -> dict[str, Stored]:
+    """Return every tensor in files of weights, by its name."""
+    found = {}
     for path in files:
         try:
             with safe_open(path, "pt") as file:
                 for name in file.keys():  # noqa: SIM118  # not a mapping
-                    places[name] = path
-                    shapes[name] = tuple(file.get_slice(name).get_shape())
+                    part = file.get_slice(name)
+                    found[name] = Stored(path, tuple(part.get_shape()), part.get_dtype())
         except SafetensorError as error:
             raise UserError(f"{path} cannot be read: {error}") from None
-    return places, shapes
+    return found
 
 
-def check_types(places: Mapping[str, Path], names: Collection[str]) -> None:
+def check_dtypes(tensors: Mapping[str, Stored], names: Iterable[str]) -> None:
     """Raise a UserError if a weight is stored as whole numbers or in 8 bits: its scale is somewhere else."""
-    for path in sorted(set(places.values())):
-        with safe_open(path, "pt") as file:
-            for name in names:
-                if places[name] == path and (found := file.get_slice(name).get_dtype()) not in NUMBERS:
-                    raise UserError(
-                        f"{path} has {name} as {found}, and only {', '.join(NUMBERS)} can be read: save the model"
-                        " without quantization"
-                    )
+    for name in names:
+        path, _, dtype = tensors[name]
+        if dtype not in DTYPES:
+            raise UserError(
+                f"{path} has {name} as {dtype}, and only {', '.join(DTYPES)} can be read: save the model without"
+                " quantization"
+            )
 
 
-def has_another_head(places: Mapping[str, Path]) -> bool:
+def has_another_head(stored: Mapping[str, Stored]) -> bool:
     """Return True if a head is stored beside the embedding, and is not the same."""
     names = (HEAD, "model.embed_tokens.weight")
-    if not all(name in places for name in names):
+    if not all(name in stored for name in names):
         return False
     tensors = []
     for name in names:
-        with safe_open(places[name], "pt") as file:
+        with safe_open(stored[name].path, "pt") as file:
             tensors.append(file.get_tensor(name).float())
     return not torch.equal(*tensors)
 

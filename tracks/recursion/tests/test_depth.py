@@ -1,6 +1,8 @@
 """Test-time depth: the choice sees validation text alone, and the test text is scored once, with the choice made."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -10,12 +12,13 @@ from bundles import one_process
 from corpora import text_corpus
 from models import model_for
 
-from nanochat.evals.bpb import read_text, text_bpb
+from nanochat.evals.bpb import EvalText, read_text, text_bpb
 from nanochat.paths import read_json
 from nanochat.statistics import Estimate
 from nanochat.tokenizer import Tokenizer
 from tracks.recursion import depth
 from tracks.recursion.depth import choose_exits, depth_figures, depth_table, measure_depth, two_texts
+from tracks.recursion.model import RecursiveGPT
 from tracks.recursion.tests.recursive_models import RECURSIVE
 
 DOCUMENTS = [f"{i}: the quick brown fox — 빠른 갈색 여우 {i**3:x}\n" * 3 for i in range(40)]
@@ -27,11 +30,11 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture
-def model(tokenizer):
+def model(tokenizer) -> RecursiveGPT:
     return model_for(tokenizer, RECURSIVE["recursive"], max_seq_len=24).eval().requires_grad_(False)
 
 
-def read(tokenizer: Tokenizer, documents: list[str]):
+def read(tokenizer: Tokenizer, documents: list[str]) -> EvalText:
     return read_text([pa.array(documents)], tokenizer, 10**6)
 
 
@@ -98,11 +101,11 @@ def test_the_choice_does_not_depend_on_the_test_text(model, tokenizer, monkeypat
     class Watched:
         """A text that knows when it is read."""
 
-        def __getattr__(self, name: str):
+        def __getattr__(self, name: str) -> Any:
             seen.append("test")
             return getattr(test, name)
 
-    def choose(estimates):
+    def choose(estimates: Sequence[Estimate]) -> int:
         seen.append("choice")
         return choose_exits(estimates)
 
