@@ -17,7 +17,7 @@ from tracks.bases.reading import read_object
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 HEAD = "lm_head.weight"
-DTYPES = ("F64", "F32", "F16", "BF16")  # that say what a weight is without another file
+PLAIN_DTYPES = ("F64", "F32", "F16", "BF16")  # that say what a weight is without another file
 # Files of weights that may hold code.
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -72,9 +72,9 @@ def check_dtypes(tensors: Mapping[str, Stored], names: Iterable[str]) -> None:
     """Raise a UserError if a weight is stored as whole numbers or in 8 bits: its scale is somewhere else."""
     for name in names:
         path, _, dtype = tensors[name]
-        if dtype not in DTYPES:
+        if dtype not in PLAIN_DTYPES:
             raise UserError(
-                f"{path} has {name} as {dtype}, and only {', '.join(DTYPES)} can be read: save the model without"
+                f"{path} has {name} as {dtype}, and only {', '.join(PLAIN_DTYPES)} can be read: save the model without"
                 " quantization"
             )
 
