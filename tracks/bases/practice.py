@@ -22,7 +22,6 @@ from nanochat.settings import TagSettings
 from nanochat.stages import MODELS, Source, core_stage
 from tasks import JUDGED, find_task
 
-MIXTURE = "GSM8K%70,SpellingBee%30"  # shares of the tokens that the assistant writes
 BATCH = "--total-batch-size=8192 --device-batch-size=4 --max-seq-len=512"
 HELD_OUT = 0.2  # of the pairs
 ANSWERS = "--temperature=1 --max-new-tokens=96 --max-seq-len=512 --device-batch-size=16 --examples-per-step=16"
@@ -36,6 +35,7 @@ class Config(TagSettings):
     model_tag: str = option("smol", "tag of a model that tracks.bases.bring has brought in with --source=base")
     kinds: str = option("sft,rl,dpo", "kinds of post-training, some of sft, rl, dpo, separated by commas")
     task: str = option("Alpaca-Constrained", "task of RL and DPO, with a train and a test split")
+    mixture: str = option("GSM8K%70,SpellingBee%30", "what SFT learns: tasks with their shares of the assistant's tokens")
     sft_steps: Count = option(44, "steps of SFT, of 8,192 tokens", least=1)
     rl_steps: Count = option(20, "steps of RL, of 16 questions with 8 answers each", least=1)
     sampling_steps: Count = option(40, "steps that answer 16 questions four times, for the pairs of DPO", least=1)
@@ -81,7 +81,7 @@ def scores(config: Config, source: Source, tag: str, parent: str) -> Iterator[St
 
 def sft(config: Config) -> Iterator[Step]:
     """Yield the training of SFT."""
-    flags = [*config.parent, "--no-warm-start", f"--mixture={MIXTURE}", *BATCH.split()]
+    flags = [*config.parent, "--no-warm-start", f"--mixture={config.mixture}", *BATCH.split()]
     flags += [f"--num-iterations={config.sft_steps}"]
     flags += ["--eval-every=-1", "--eval-metrics-every=-1", "--save-every=20"]
     yield training_step("sft", "scripts.chat_sft", flags, config.tag, stage="chat_sft", parent=config.base)
