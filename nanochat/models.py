@@ -377,6 +377,14 @@ def described(stage: str, tag: str) -> Checkpoint:
     return _there(stage, folder, newest(folder, load_manifest))
 
 
+def base_record(manifest: Record, tag: str) -> tuple[Record, str]:
+    """Return the manifest and tag of the base model that a model goes back to; its own if it has no parent."""
+    while "num_shards" not in manifest and manifest["parent"]:
+        tag = manifest["parent"]["tag"]
+        manifest = described(manifest["parent"]["stage"], tag).manifest
+    return manifest, tag
+
+
 def _there(stage: str, folder: Path, found: Checkpoint | None) -> Checkpoint:
     """Return what was found; a UserError says which command makes it."""
     if found is None:

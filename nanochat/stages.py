@@ -1,5 +1,6 @@
 """The table of stages, in the order of a run: the parent of each, and its place in the report card."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -34,8 +35,7 @@ class Stage:
 
     @property
     def script(self) -> str:
-        before, evaluation, _ = self.name.partition("_eval_")  # one script evaluates the models of several stages
-        return f"{before}_eval" if evaluation else self.name
+        return re.sub(r"(?<=_eval|_loss)_\w+", "", self.name)  # one script evaluates the models of several stages
 
     @property
     def module(self) -> str:
@@ -60,12 +60,15 @@ STAGES = [
         planned=False,
     ),
     Stage("mid_train", "Midtraining", "base_train", column="MID", headline=("Minimum validation bpb",)),
+    Stage("base_loss_mid", "Loss after midtraining", "mid_train", planned=False),
     Stage("base_eval_mid", "CORE after midtraining", "mid_train", column="MID", headline=CORE, planned=False),
     Stage("chat_eval_mid", "Chat evaluation mid", "mid_train", source="mid", column="MID", headline=SHOWN),
     Stage("chat_sft", "Chat SFT", "mid_train", column="SFT", headline=("Validation loss",)),
+    Stage("base_loss_sft", "Loss after SFT", "chat_sft", planned=False),
     Stage("base_eval_sft", "CORE after SFT", "chat_sft", column="SFT", headline=CORE, planned=False),
     Stage("chat_eval_sft", "Chat evaluation sft", "chat_sft", source="sft", column="SFT", headline=SHOWN),
     Stage("chat_dpo", "Chat DPO", "chat_sft", planned=False),
+    Stage("base_loss_dpo", "Loss after DPO", "chat_dpo", planned=False),
     Stage("base_eval_dpo", "CORE after DPO", "chat_dpo", column="DPO", headline=CORE, planned=False),
     Stage(
         "chat_eval_dpo",
@@ -77,6 +80,7 @@ STAGES = [
         planned=False,
     ),
     Stage("chat_rl", "Chat RL", "chat_sft"),
+    Stage("base_loss_rl", "Loss after RL", "chat_rl", planned=False),
     Stage("base_eval_rl", "CORE after RL", "chat_rl", column="RL", headline=CORE, planned=False),
     Stage("chat_eval_rl", "Chat evaluation rl", "chat_rl", source="rl", column="RL", headline=SHOWN),
 ]
@@ -93,6 +97,12 @@ def core_stage(source: str) -> str:
     return "base_eval" if source == "base" else f"base_eval_{source}"
 
 
+def loss_stage(source: str) -> str:
+    """Return the stage of scripts.base_loss for the model of --source."""
+    return "base_loss" if source == "base" else f"base_loss_{source}"
+
+
 def source_of(evaluation: str) -> str:
     """Return the stage whose model an evaluation has scored, as --source names it."""
-    return evaluation.rpartition("_eval_")[2] if "_eval_" in evaluation else "base"
+    found = re.search(r"_(?:eval|loss)_(\w+)", evaluation)
+    return found[1] if found else "base"

@@ -1,20 +1,23 @@
-"""Bits per byte of a base model on training text and on validation text, and samples of the model.
+"""Bits per byte of a model on training text and on validation text, and samples of the model.
 
 python -m scripts.base_loss --tag=d8
+python -m scripts.base_loss --source=sft --tag=d8 --data=my-text      how well a fine-tuned model predicts another text
 """
 
 from nanochat import registry
 from nanochat.config import Count, option, options, run_script
 from nanochat.log import table_of
 from nanochat.outcome import Outcome
-from nanochat.settings import CheckpointChoice, CorpusSettings, DeviceSettings, LogSettings
+from nanochat.settings import CorpusSettings, DeviceSettings, LogSettings, ModelChoice
+from nanochat.stages import loss_stage
 
 
 @options("data")
-class Config(CorpusSettings, DeviceSettings, CheckpointChoice, LogSettings):
-    """Evaluate the loss of a base model on training and validation text, and print samples."""
+class Config(CorpusSettings, DeviceSettings, ModelChoice, LogSettings):
+    """Evaluate the loss of a model on training and validation text, and print samples."""
 
-    data = option("", "folder of text, corpus or mix (default: the model's)")
+    source = "base"
+    data = option("", "folder of text, corpus or mix (default: that of the base model)")
     eval_bytes: Count = option(4_000_000, "bytes of text from each split", least=1)
     stride: Count = option(0, "also evaluate overlapping rows that start every N tokens (0: no)", off=0)
     device_batch_size: Count = option(8, "rows per batch on one device", least=1, in_card=False)
@@ -25,16 +28,17 @@ def main(config: Config) -> None:
     from nanochat.data.corpus import open_corpus
     from nanochat.dataloader import corpus_of
     from nanochat.evals.bpb import read_text, text_bpb, write_samples
-    from nanochat.models import load_model
+    from nanochat.models import base_record, load_chosen
     from nanochat.runtime import setup
 
-    outcome = Outcome.begin("base_loss", config.evaluation_tag(config.out_tag), config)
+    outcome = Outcome.begin(loss_stage(config.source), config.evaluation_tag(config.out_tag), config)
     with setup(config.device_type, config.dtype) as runtime:
-        model, tokenizer, checkpoint = load_model("base_train", config.tag, config.step, runtime, config.exits)
+        model, tokenizer, checkpoint = load_chosen(config, runtime)
         if config.data:
             corpus = open_corpus(config.data, config.num_shards)
         else:
-            corpus = corpus_of(checkpoint.manifest, config.num_shards, config.tag)
+            manifest, tag = base_record(checkpoint.manifest, config.tag)
+            corpus = corpus_of(manifest, config.num_shards, tag)
         samples = write_samples(model, tokenizer) if runtime.rank == 0 else []
         texts = {split: read_text(corpus.batches(split), tokenizer, config.eval_bytes) for split in ("train", "val")}
 

@@ -11,10 +11,15 @@ from base_runs import Base
 from bundles import world_tasks, write_bundle
 from corpora import write_letters
 
+from nanochat.checkpoint import manifest_hash
 from nanochat.errors import UserError
-from nanochat.paths import read_json, saved_steps
+from nanochat.paths import read_json, saved_steps, write_json
+from nanochat.report.card import markdown, read_card
+from nanochat.stages import loss_stage
 from scripts import base_loss
 from scripts.base_loss import Config
+
+BPB = ("train bpb", "val bpb")
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +135,9 @@ def loss(base, whole, monkeypatch, capsys):
 
     def run(**options):
         options = {"tag": "whole"} | options
-        base_loss.main(Config(eval_bytes=3000, dtype="fp32", **options))
-        record = read_json(base.folder / f"base_loss/{options['tag']}/outcome.json")
+        config = Config(eval_bytes=3000, dtype="fp32", **options)
+        base_loss.main(config)
+        record = read_json(base.folder / loss_stage(config.source) / config.evaluation_tag() / "outcome.json")
         return record["metrics"], capsys.readouterr().out
 
     return run
@@ -165,6 +171,30 @@ def test_the_loss_on_another_text_is_not_the_models_own(loss, base, monkeypatch,
         shutil.rmtree(base.text)
         text.rename(base.text)
     assert "val bpb" in loss(num_shards=1)[0]
+
+
+def test_the_loss_of_a_later_stage_is_that_of_its_weights_on_the_text_of_its_base(loss, base) -> None:
+    plain, _ = loss()
+    # As an SFT without a step would leave it.
+    shutil.copytree(base.folder / "base_train/whole", base.folder / "chat_sft/tuned")
+
+    def set_parent(parent) -> None:
+        for path in (base.folder / "chat_sft/tuned").glob("step_*/manifest.json"):
+            manifest = read_json(path) | {"parent": parent}
+            del manifest["sha256"]
+            manifest.pop("num_shards", None)
+            write_json(path, manifest | {"sha256": manifest_hash(manifest)})
+
+    set_parent({"stage": "base_train", "tag": "whole", "step": 20})
+    for data in ("", str(base.text)):
+        found, _ = loss(source="sft", tag="tuned", data=data)
+        assert {name: found[name] for name in BPB} == {name: plain[name] for name in BPB}
+    rounded, _ = loss(source="sft", tag="tuned", quant="int5-row")
+    assert rounded["val bpb"] != plain["val bpb"]
+    assert "\n## Loss after SFT\n" in markdown(read_card(base.folder, "tuned"), "report")
+    set_parent(None)
+    with pytest.raises(UserError, match="the model was imported, and nobody knows its text: name one with --data"):
+        loss(source="sft", tag="tuned")
 
 
 def test_flags_of_recursion_are_answered_by_the_name_of_the_command(here) -> None:

@@ -35,7 +35,7 @@ class Config(TagSettings):
     model_tag: str = option("smol", "tag of a model that tracks.bases.bring has brought in with --source=base")
     kinds: str = option("sft,rl,dpo", "kinds of post-training, some of sft, rl, dpo, separated by commas")
     task: str = option("Alpaca-Constrained", "task of RL and DPO, with a train and a test split")
-    mixture: str = option("GSM8K%70,SpellingBee%30", "what SFT learns: tasks with their shares of the assistant's tokens")
+    mixture: str = option("GSM8K%70,SpellingBee%30", "tasks of SFT, with their shares of the assistant's tokens")
     sft_steps: Count = option(44, "steps of SFT, of 8,192 tokens", least=1)
     rl_steps: Count = option(20, "steps of RL, of 16 questions with 8 answers each", least=1)
     sampling_steps: Count = option(40, "steps that answer 16 questions four times, for the pairs of DPO", least=1)
