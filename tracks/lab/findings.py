@@ -65,7 +65,7 @@ class RunResult:
     alarms: Sequence[Alarm]  # with that of a failure
     records: Sequence[Record]  # of the metric log
     outcomes: Sequence[Outcome]  # of training and of evaluations
-    bpb: float | None = None  # bits per byte of a base model
+    bpb: float | None = None  # bits per byte of the text of the lab
 
     @property
     def has_scores(self) -> bool:
@@ -96,7 +96,7 @@ def read_results(spec: Spec, runs: Sequence[Run], is_held_out: bool = False) -> 
         if len(outcomes) == len(steps):  # answers of an evaluation that is still running are not complete
             for step in steps[1:]:
                 answers |= _read_all(spec, step)
-            bpb = next((one.figure("val bpb") for one in outcomes if one.stage == "base_loss"), None)
+            bpb = next((one.figure("val bpb") for one in outcomes if one.stage.startswith("base_loss")), None)
         records = read_metrics(steps[0].outcome.with_name("metrics.jsonl"))
         parent = parents.get(run.base, {})
         signs = alarms(records, _shares(answers, spec.stable), _shares(parent, spec.stable))
@@ -485,7 +485,7 @@ def cost_table(spec: Spec, results: Results, sealed: Results) -> Record:
         trained = [outcome for outcome in outcomes if outcome.stage == spec.stage]
         flops = sum(outcome.figure("Total training flops") for outcome in trained)
         seconds = sum(outcome.seconds for outcome in outcomes)
-        evaluated = sum(one.seconds for one in outcomes if "eval" in one.stage or one.stage == "base_loss")
+        evaluated = sum(one.seconds for one in outcomes if "eval" in one.stage or "base_loss" in one.stage)
         rows.append([part, len(trained), seconds, flops, cost(outcomes), evaluated / max(seconds, 1e-9)])
     return table_of("Cost", "Part | Models | Seconds:,.0f | FLOPs:.3g | Dollars:.2f | Evaluation:.0%", rows)
 

@@ -96,13 +96,13 @@ def task_mistakes(spec: sweep.Spec) -> list[str]:
         except HubError as error:
             obstacle = f"; CORE's tasks cannot be read: {error}"
     for name in spec.tasks:
-        if name in labels or (name in spec.core_tasks and not is_core_known):
+        if name == sweep.BPB or name in labels or (name in spec.core_tasks and not is_core_known):
             continue
         try:
             if find_task(name, JUDGED) != name:  # it is not opened
                 found.append(f"{name}: benchmarks are written as in docs/tasks.md")
         except UserError as error:
-            also = f", or a task of CORE: {', '.join(labels)}" if labels else obstacle
+            also = f", or {sweep.BPB}, or a task of CORE: {', '.join(labels)}" if labels else obstacle
             found.append(f"{error}{also}")
     return found
 
@@ -200,10 +200,10 @@ def count_questions(spec: sweep.Spec) -> dict[str, int]:
     most = int(spec.sampling.get("max_problems") or sys.maxsize)
     chats = list(filter(sweep.is_chat_task, spec.open_tasks))
     found = dict(open_tasks("|".join(chats), unsafe_exec=True, tokenizer=tokenizer)) if chats else {}
-    core = [name for name in spec.dev if name not in chats]
+    core = [name for name in spec.core_tasks if name in spec.dev]
     counts = {task.label: len(task.items(0)) for task in (open_core(tokenizer, core)[1] if core else [])}
     counts |= {name: len(task) for name, task in found.items()}
-    return {name: min(counts[name], most) for name in spec.dev}
+    return {name: min(counts[name], most) for name in spec.dev if name != sweep.BPB}
 
 
 def flag_mistakes(spec: sweep.Spec) -> list[str]:

@@ -48,7 +48,7 @@ from nanochat.paths import (
 )
 from nanochat.report.card import cost
 from nanochat.settings import AnswerTuneSettings, FineTuneSettings, PretrainSettings, Rate
-from nanochat.stages import MODELS, Source, core_stage
+from nanochat.stages import MODELS, Source, core_stage, loss_stage
 from tasks import JUDGED, TASKS, find_task
 from tasks.mixing import MEMBER
 from tracks.lab import significance
@@ -93,7 +93,7 @@ STAGES = {
     ),
     "chat_dpo": Trained("sft", "--pairs", ANSWER_RATES, "pair accuracy", "eval/Pair accuracy", higher_is_better=True),
 }
-BPB = "bpb"  # among the benchmarks of base models: bits per byte of a validation text
+BPB = "bpb"  # among the benchmarks: bits per byte of a validation text
 # Which the lab sets itself, or which are for a budget: of base training, and of the stages after it.
 LAB_FLAGS = ("--tag", "--seed", "--tokenizer-tag", "--num-iterations", "--target-seconds", "--target-flops")
 LAB_FLAGS += ("--target-param-data-ratio", "--num-epochs", "--target-supervised-tokens")
@@ -150,7 +150,8 @@ class Spec(BaseModel):
     replicas: dict[str, list[str]] = {}  # base -> tags of further trainings of it, with other seeds
     budget: dict[Budget, PositiveInt] = Field(min_length=1, max_length=1)  # of each run
     flags: str = ""  # of the stage, as on its command line
-    text: str = ""  # of base_train, as in --data: bits per byte are those of its validation part
+    text: str = ""  # as in --data: bits per byte are those of its validation part
+    text_bytes: PositiveInt | None = None  # how much of it; base_train has a flag for that
     repeats: PositiveInt = 1
     dev: list[str] = Field(min_length=1)  # benchmarks for the recommendation
     held_out: list[str] = []  # for --final alone
@@ -209,10 +210,9 @@ class Spec(BaseModel):
 
     @property
     def core_tasks(self) -> list[str]:
-        """The benchmarks that are tasks of CORE, scored by likelihood: those of base models, but for bits per byte."""
-        if self.is_pretraining:
-            return [name for name in self.tasks if name != BPB]
-        return [name for name in self.tasks if not is_chat_task(name)]
+        """The benchmarks that are tasks of CORE, scored by likelihood: all those of base models but bits per byte."""
+        tasks = [name for name in self.tasks if name != BPB]
+        return tasks if self.is_pretraining else [name for name in tasks if not is_chat_task(name)]
 
     @property
     def open_tasks(self) -> list[str]:
@@ -372,12 +372,22 @@ def mistakes(spec: Spec) -> list[str]:
         found += [f"{place} has {flag}, which the lab sets itself" for flag in _flags_in(text) if flag in own]
     if "supervised" in spec.budget and spec.stage not in CHAT_STAGES:
         found.append(f"a budget in supervised tokens is for {' and '.join(CHAT_STAGES)}: use num_iterations")
+    if BPB in spec.held_out:
+        found.append(f"{BPB} cannot be held out: it is measured after each training")
+    if spec.text and BPB not in spec.dev:
+        found.append(f"text is that of {BPB}, which is not in dev")
     if spec.is_pretraining:
         return found + _pretraining_mistakes(spec)
+    if BPB in spec.dev and not spec.text:
+        found.append(f"{BPB} needs text: the one on which it is measured, after training on conversations")
+    if BPB in spec.stable:
+        found.append(f"{BPB} cannot be stable, which is for answers that become wrong: use dev")
+    if BPB in spec.dev and spec.replicas:
+        found.append(f"{BPB} is compared seed by seed, and replicas between trainings of a base: leave one of them out")
+    if spec.text_bytes and BPB not in spec.dev:
+        found.append(f"text_bytes is for {BPB}, which is not in dev")
     if "soup" in spec.methods and spec.merges and not any(map(is_chat_task, spec.dev)):
         found.append("soup chooses by benchmarks that are conversations, and dev has none")
-    if spec.text:
-        found.append("text is for base_train: other stages have no bits per byte")
     if "flops" in spec.budget:
         found.append("a budget in flops is for base_train: use num_iterations or tokens")
     if spec.stage in ("chat_rl", "chat_dpo"):
@@ -429,8 +439,8 @@ def _pretraining_mistakes(spec: Spec) -> list[str]:
         found.append("repeats and slots are for sampled answers, and base models are scored without sampling")
     if spec.sampling.keys() - {"max_problems"}:
         found.append("base models are scored without sampling: of [sampling] keep max_problems alone")
-    if BPB in spec.held_out:
-        found.append(f"{BPB} cannot be held out: runs measure it while they train")
+    if spec.text_bytes:
+        found.append("text_bytes is --eval-bytes in the flags of base_train: set it there")
     if BPB in spec.dev:
         found += [
             f"the mix {mix} has --eval-bytes, but {BPB} of all mixes is measured on the same bytes: set it in flags"
@@ -440,8 +450,6 @@ def _pretraining_mistakes(spec: Spec) -> list[str]:
     texts = {_flags_in(f"{spec.flags} {text}").get("--data", "auto") for text in spec.mixes.values()}
     if BPB in spec.dev and len(texts) > 1 and not spec.text:
         found.append(f"mixes with other --data need text: the one on which {BPB} of all is measured")
-    if spec.text and BPB not in spec.dev:
-        found.append(f"text is that of {BPB}, which is not in dev")
     if "tokens" in spec.budget:
         lacking = [mix for mix, text in spec.mixes.items() if "--total-batch-size" not in f"{spec.flags} {text}"]
         found += [f"a budget in tokens needs --total-batch-size in flags, or in the mix {mix}" for mix in lacking]
@@ -484,22 +492,21 @@ def base_step(spec: Spec, base: str, slots: int = 0) -> Step:
 
 
 def base_steps(spec: Spec, base: str) -> list[Step]:
-    """Return all evaluations of a base: as a chat, and on tasks of CORE."""
+    """Return all evaluations of a base: as a chat, of bits per byte, and on tasks of CORE."""
     core = [name for name in spec.core_tasks if name in spec.open_tasks]
-    steps = [base_step(spec, base)] if len(core) < len(spec.open_tasks) else []
-    parent = spec.parent_of(base)
-    return steps + _core_evaluation(spec, parent, spec.source, base, f"{spec.name}-{base}", core)
+    steps = [base_step(spec, base)] if any(map(is_chat_task, spec.open_tasks)) else []
+    parent, out_tag = spec.parent_of(base), f"{spec.name}-{base}"
+    steps += _loss_evaluation(spec, parent, spec.source, base, out_tag)
+    return steps + _core_evaluation(spec, parent, spec.source, base, out_tag, core)
 
 
 def run_steps(spec: Spec, run: Run, is_held_out: bool = False) -> list[Step]:
     """Return training, or merging, and evaluation of a run. is_held_out: on the held-out benchmarks.
 
-    Base models have two evaluations, of bits per byte and of tasks of CORE, or one of them; models that chat have one
-    of tasks that are conversations, and one of tasks of CORE.
+    There are up to three evaluations: of tasks that are conversations, which base models cannot answer, of bits per
+    byte, and of tasks of CORE.
     """
     tag = spec.tag_of(run)
-    if spec.is_pretraining:
-        return [_training_step(spec, run), *_base_evaluations(spec, tag, is_held_out)]
     first = _training_step(spec, run) if run.mix in spec.mixes else _merge_step(spec, run)
     source = SOURCES[spec.stage]
     out_tag = f"{tag}{HELD_OUT}" if is_held_out else tag
@@ -507,8 +514,10 @@ def run_steps(spec: Spec, run: Run, is_held_out: bool = False) -> list[Step]:
     tasks = spec.held_out if is_held_out else spec.open_tasks
     core = [name for name in tasks if name in spec.core_tasks]
     steps = [first]
-    if len(core) < len(tasks):
+    if not spec.is_pretraining and any(map(is_chat_task, tasks)):
         steps.append(_evaluation_step(spec, first.output, flags, tasks))
+    if not is_held_out:
+        steps += _loss_evaluation(spec, first.output, source, tag, tag)
     return steps + _core_evaluation(spec, first.output, source, tag, out_tag, core)
 
 
@@ -597,22 +606,21 @@ def _evaluation_step(spec: Spec, parent: str, flags: Mapping[str, str], tasks: S
     )
 
 
-def _base_evaluations(spec: Spec, tag: str, is_held_out: bool) -> list[Step]:
-    """Return the evaluations of a base model: of bits per byte, and of tasks of CORE. tag: of its run."""
-    steps = []
-    model = f"base_train/{tag}"
-    if BPB in spec.dev and not is_held_out:
-        flags = {"--tag": tag}
-        if spec.text:  # else that of the model
-            flags["--data"] = _text_of(spec.text)
-        if "--eval-bytes" in spec.own_flags:
-            flags["--eval-bytes"] = spec.own_flags["--eval-bytes"]
-        command = ["scripts.base_loss", *flag_words(flags)]
-        data = flags.get("--data", "")
-        steps.append(Step(f"{tag}-loss", command, output=f"base_loss/{tag}", parent=model, data=data, quiet=True))
-    tasks = [name for name in spec.core_tasks if (name in spec.held_out) == is_held_out]
-    out_tag = f"{tag}{HELD_OUT}" if is_held_out else tag
-    return steps + _core_evaluation(spec, model, "base", tag, out_tag, tasks)
+def _loss_evaluation(spec: Spec, parent: str, source: str, tag: str, out_tag: str) -> list[Step]:
+    """Return the evaluation of a model in bits per byte, if the lab asks for it. parent: stage with its outcome."""
+    if BPB not in spec.dev:
+        return []
+    flags = {"--tag": tag}
+    if not spec.is_pretraining:
+        flags |= {"--source": source, "--out-tag": out_tag}
+    if spec.text:  # else that of the model
+        flags["--data"] = _text_of(spec.text)
+    size = spec.own_flags.get("--eval-bytes") if spec.is_pretraining else spec.text_bytes
+    if size:
+        flags["--eval-bytes"] = str(size)
+    command = ["scripts.base_loss", *flag_words(flags)]
+    output = f"{loss_stage(source)}/{out_tag}"
+    return [Step(f"{out_tag}-loss", command, output=output, parent=parent, data=flags.get("--data", ""), quiet=True)]
 
 
 def _core_evaluation(spec: Spec, parent: str, source: str, tag: str, out_tag: str, tasks: Sequence[str]) -> list[Step]:

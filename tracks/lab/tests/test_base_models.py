@@ -100,6 +100,7 @@ def test_what_makes_no_sense_for_base_models(base: Path) -> None:
         base,
         ("seeds = [1, 2, 3]", 'source = "base"\nreplicas = { default = ["other"] }\nrepeats = 2\nseeds = [1]'),
         ('held_out = ["world_places"]', 'held_out = ["bpb"]\nstable = ["world_cloze"]'),
+        ("flags = ", "text_bytes = 100\nflags = "),
         ("[benchmarks]", "[merges]\nboth = { plain = 1, same = 1 }\n[benchmarks]"),
         ("max_problems = 4", "temperature = 1.0"),
         ("--weight-decay=0", "--seed=3 --data=climbmix"),
@@ -118,15 +119,16 @@ def test_what_makes_no_sense_for_base_models(base: Path) -> None:
         "stable compares a run with the model it begins with, which base_train has not: use dev",
         "repeats and slots are for sampled answers, and base models are scored without sampling",
         "base models are scored without sampling: of [sampling] keep max_problems alone",
-        "bpb cannot be held out: runs measure it while they train",
+        "bpb cannot be held out: it is measured after each training",
+        "text_bytes is --eval-bytes in the flags of base_train: set it there",
         "the mix same has --seed, which the lab sets itself",
         "the mix better has --eval-bytes, but bpb of all mixes is measured on the same bytes: set it in flags",
         "mixes with other --data need text: the one on which bpb of all is measured",
     ):
         assert [one for one in found if one.startswith(sentence)], sentence
     tuned = ('stage = "base_train"', 'stage = "mid_train"')
-    found = mistakes(read_lab(base, tuned, ("num_iterations = 4", "flops = 1e12"), ("[mixes]", 'text = "a"\n[mixes]')))
-    assert "text is for base_train: other stages have no bits per byte" in found
+    found = mistakes(read_lab(base, tuned, ("num_iterations = 4", "flops = 1e12")))
+    assert "bpb needs text: the one on which it is measured, after training on conversations" in found
     assert "a budget in flops is for base_train: use num_iterations or tokens" in found
     [refused] = refused_flags(Config(spec="lab.toml", kind="variance"), read_lab(base))
     assert refused == "--kind=variance is for sampled answers, and base models are scored without sampling"

@@ -62,6 +62,39 @@ def test_the_truth_is_found_on_both_bases(base, spec) -> None:
     assert gain.error < 3.5  # without pairs it would be more
 
 
+def test_bits_per_byte_of_a_text_decide_between_chats(base: Path) -> None:
+    """A mix that teaches a language which no benchmark asks in: its answers are those of the others."""
+    text = base / "text"
+    write_text(text / "a.txt", "안녕하세요.")
+    changes = {
+        'dev = ["World-Facts"]': 'dev = ["World-Facts", "bpb"]',
+        "repeats = 2": f'repeats = 2\ntext = "{text}"',
+        "seeds = [1, 2]": "seeds = [1, 2, 3]",
+    }
+    spec = read_lab(base, changes)
+    make_lab(base, spec)
+    for name in spec.bases:
+        leave(base, "base_loss_mid", f"lab-{name}", metrics={"val bpb": {"value": 1.9, "stderr": 0.1}})
+    noise = np.random.default_rng(5)
+    for run in spec.runs:
+        tag = spec.tag_of(run)
+        answer(base, "chat_eval_sft", tag, {"World-Facts": 0.5, "World-Choices": 0.6}, spec.repeats, run.seed)
+        bits = 1.5 + 0.3 * run.seed - (run.mix == "good") * 0.1 + noise.normal(0, 0.0002)
+        leave(base, "base_loss_sft", tag, metrics={"val bpb": {"value": bits, "stderr": 0.1}}, seconds=10.0)
+    found = findings.gains_of(spec, results_of(spec))
+    shown = {mix: {found[name, mix, "bpb"].shown for name in spec.bases} for mix in ("good", "idle")}
+    assert shown == {"good": {"gain"}, "idle": {findings.significance.UNCLEAR}}
+    assert found["one", "good", "bpb"].mean == pytest.approx(-0.1, abs=0.001)
+    assert verdicts(spec)["two", "good"] == "keep"
+    outcome = begin(spec)
+    findings.write_report(spec, outcome, results_of(spec), [])
+    tables = {table["title"]: table["rows"] for table in outcome.tables}
+    assert [row[2] for row in tables["Differences from the reference, bits per byte"]] == 6 * ["bpb"]
+    # Runs that are not evaluated in bits have no result, though they have answered.
+    (base / "base_loss_sft" / spec.tag_of(spec.runs[0]) / "outcome.json").unlink()
+    assert results_of(spec)[0].broken
+
+
 def test_more_seeds_are_for_what_is_not_distinguishable_and_for_its_reference(base) -> None:
     spec = read_lab(base, {"seeds = [1, 2]": "seeds = [1, 2]\nmore_seeds = [3]"})
     make_lab(base, spec)

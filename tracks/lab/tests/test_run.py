@@ -193,7 +193,7 @@ def test_rates_are_searched(lab) -> None:
 
 
 def test_preferences_are_a_stage(lab) -> None:
-    """Two files of pairs as mixes; a run finds its file from wherever it works."""
+    """Two files of pairs as mixes; a run finds its file from wherever it works. Bits of a text count too."""
     rows = [{"prompt": f"Add {number}.", "chosen": f"{number} it is", "rejected": "no"} for number in range(16)]
     for name in ("some", "more"):
         write_lines(lab.folder / f"{name}.jsonl", *rows[: 12 if name == "some" else 16])
@@ -202,6 +202,8 @@ def test_preferences_are_a_stage(lab) -> None:
     text = text.replace("--total-batch-size=512", "--held-out=0.25 --examples-per-step=4")
     text = text.replace(f"json:{lab.folder}/chats.jsonl,ARC-Easy@50", f"{lab.folder}/more.jsonl")
     text = text.replace(f"json:{lab.folder}/chats.jsonl", f"{lab.folder}/some.jsonl").replace("held_out = ", "# ")
+    text = text.replace('"hard_choices"]', '"hard_choices", "bpb"]')
+    text = text.replace("methods =", f'text = "{lab.folder}/letters"\ntext_bytes = 500\nmethods =')
     spec.write_text(
         text.replace("[merges]\nboth = { plain = 1, letters = 1 }\n", "").replace("seeds = [1, 2]", "seeds = [1]")
     )
@@ -213,6 +215,11 @@ def test_preferences_are_a_stage(lab) -> None:
     assert list(lab.folder.glob("chat_dpo/dpo-*/step_*")) == []  # each went when it was evaluated
     assert text.index("letters-1-1-prune: done in") > text.index("letters-1-1-eval: done in")
     assert (lab.folder / "chat_eval_dpo/dpo-parent-letters-1-1/outcome.json").exists()
+    measured = read_json(lab.folder / "base_loss_dpo/dpo-parent-letters-1-1/outcome.json")
+    assert (measured["metrics"]["Data"], measured["config"]["eval_bytes"]) == ("letters", 500)
+    scores = read_json(lab.folder / "lab/dpo/outcome.json")["tables"][1]
+    assert scores["columns"][-2][0] == "bpb"
+    assert "(one seed: no error)" in scores["rows"][0][-2]["unit"]
     (lab.folder / "more.jsonl").unlink()
     code, text = lab.run(f"--spec={spec}", "--plan")
     assert (code, f"the mix letters: there is no file {lab.folder}/more.jsonl" in text) == (2, True), text

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from conftest import each_row
 from outcomes import leave
 
 from nanochat.config import parse
@@ -14,7 +15,7 @@ from nanochat.log import Record
 from nanochat.outcome import Outcome
 from nanochat.paths import write_json, write_jsonl, write_text
 from nanochat.stages import MODELS
-from scripts import base_eval, chat_eval, chat_sft
+from scripts import base_eval, base_loss, chat_eval, chat_sft
 from tracks.lab import merge, significance, sweep
 from tracks.lab.kinds import check_disk, compare_mixes, flag_mistakes, has, open_mixes, waiting_runs
 from tracks.lab.run import Config
@@ -285,6 +286,48 @@ def test_tasks_of_core_are_benchmarks_of_chats_too(base) -> None:
         },
     )
     assert "soup chooses by benchmarks that are conversations, and dev has none" in mistakes(soup)
+
+
+def test_bits_per_byte_of_a_text_are_a_benchmark_of_chats_too(base: Path) -> None:
+    """Such as text in a language in which a small model answers no question."""
+    write_text(base / "text/a.txt", "안녕하세요.")
+    bits = {
+        'dev = ["World-Facts"]': 'dev = ["bpb"]',
+        "repeats = 2": f'repeats = 2\ntext = "{base}/text"\ntext_bytes = 5000',
+    }
+    spec = read_lab(base, bits | {'stable = ["World-Choices"]': ""})
+    assert (mistakes(spec), flag_mistakes(spec)) == ([], [])
+    training, loss = run_steps(spec, spec.runs[0])
+    assert (loss.output, loss.parent) == ("base_loss_sft/lab-one-plain-1-1", training.output)
+    place = f"folder:{base}/text"
+    asked = parse(base_loss.Config, loss.command[1:])
+    assert (asked.source, asked.tag, asked.data, asked.eval_bytes) == ("sft", "lab-one-plain-1-1", place, 5000)
+    assert loss.data == asked.data  # a changed text is evaluated again
+    assert [step.output for [step] in base_chains(spec)] == ["base_loss_mid/lab-one", "base_loss_mid/lab-two"]
+    held_out = run_steps(spec, spec.runs[0], is_held_out=True)[1:]
+    assert [step.output for step in held_out] == ["chat_eval_sft/lab-one-plain-1-1-held-out"]
+    assert [line.partition(":")[0] for line in expectations(spec, {}, len)[-2:-1]] == ["bpb"]
+    with_chats = run_steps(read_lab(base, bits), spec.runs[0])
+    assert [step.output.partition("/")[0] for step in with_chats] == ["chat_sft", "chat_eval_sft", "base_loss_sft"]
+
+
+BITS = """
+dev = ["bpb"] > dev = ["World-Facts"] | text is that of bpb, which is not in dev
+dev = ["bpb"] > dev = ["World-Facts"] | text_bytes is for bpb, which is not in dev
+text = "a" > | bpb needs text: the one on which it is measured, after training on conversations
+held_out = ["World-Talk"] > held_out = ["bpb"] | bpb cannot be held out: it is measured after each training
+stable = ["World-Choices"] > stable = ["bpb"] | bpb cannot be stable, which is for answers that become wrong: use dev
+repeats = 2 > replicas = { one = ["two"] } | bpb is compared seed by seed, and replicas between trainings of a base
+"""
+
+
+@each_row("change sentence", BITS)
+def test_bits_per_byte_that_make_no_sense_are_refused(change: str, sentence: str, base: Path) -> None:
+    read_lab(base, {'dev = ["World-Facts"]': 'dev = ["bpb"]', "repeats = 2": 'repeats = 2\ntext = "a"\ntext_bytes = 9'})
+    old, _, new = change.partition(" > ")
+    path = base / "lab.toml"
+    write_text(path, path.read_text().replace(old.removesuffix(" >"), new))
+    assert [found for found in mistakes(read_spec(path)) if found.startswith(sentence)]
 
 
 def test_some_of_the_bases_can_be_chosen(base) -> None:
