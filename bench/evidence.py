@@ -113,6 +113,18 @@ CARDS = [
         [*BROUGHT, "benchmarks", "preferences"],  # it practises on their constraints, and makes pairs
         "practice",
     ),
+    Card(
+        "bases-chats",
+        "tracks/bases/card_chats.md",
+        [
+            SMOL,
+            f"{PYTHON} -m tracks.bases.practice --model-tag=smol --tag=practice-chats --kinds=sft"
+            " --mixture=GSM8K%60,SpellingBee%20,Multi-Turn%20 --sft-steps=60 --task=Alpaca-Part-Constrained",
+        ],
+        1.1,
+        [*BROUGHT, "benchmarks", "preferences"],
+        "practice-chats",
+    ),
 ]
 
 # Studies that have not been run: they have no card, and only --only runs them. One that has a card goes into CARDS.
