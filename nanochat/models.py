@@ -22,7 +22,7 @@ from nanochat.errors import UserError
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.induction import InductionGPT
 from nanochat.log import Record, print0
-from nanochat.paths import base_dir, saved_steps, stage_dir, tokenizer_file
+from nanochat.paths import base_dir, saved_steps, stage_dir, step_dir, tokenizer_file
 from nanochat.runtime import Runtime
 from nanochat.settings import ModelChoice, PretrainSettings
 from nanochat.stages import MODELS, STAGES
@@ -380,8 +380,11 @@ def described(stage: str, tag: str) -> Checkpoint:
 def base_record(manifest: Record, tag: str) -> tuple[Record, str]:
     """Return the manifest and tag of the base model that a model goes back to; its own if it has no parent."""
     while "num_shards" not in manifest and manifest["parent"]:
-        tag = manifest["parent"]["tag"]
-        manifest = described(manifest["parent"]["stage"], tag).manifest
+        stage, tag, step = (manifest["parent"][key] for key in ("stage", "tag", "step"))
+        folder = stage_dir(stage, tag)
+        if step not in saved_steps(folder):
+            raise UserError(f"the text is that of {step_dir(folder, step)}, which is not there: name one with --data")
+        manifest = load_manifest(folder, step).manifest
     return manifest, tag
 
 

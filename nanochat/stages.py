@@ -25,7 +25,7 @@ def mean_name(mean: str, tasks: Iterable[str]) -> str:
 class Stage:
     """A step of the main job that leaves an outcome."""
 
-    name: str  # folder of the stage, and name of its script, unless scripts.chat_eval runs it
+    name: str  # folder of the stage, and name of its script; one script evaluates the models of several stages
     section: str  # title in the report card
     parent: str | None = None  # stage whose artifact is the input
     source: str = ""  # name of the parent in --source of scripts.chat_eval, one script for several stages
@@ -35,7 +35,7 @@ class Stage:
 
     @property
     def script(self) -> str:
-        return re.sub(r"(?<=_eval|_loss)_\w+", "", self.name)  # one script evaluates the models of several stages
+        return re.sub(r"(?<=_eval|_loss)_\w+", "", self.name)
 
     @property
     def module(self) -> str:

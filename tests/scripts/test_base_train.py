@@ -153,6 +153,22 @@ def test_with_a_stride_there_are_figures_of_overlapping_rows(loss) -> None:
     assert not any("stride" in name for name in plain)
 
 
+def test_a_whole_text_is_scored_where_none_of_it_was_learned(loss, base, tmp_path) -> None:
+    """Of a folder one document in a hundred is for validation: too few of a small text in another language."""
+    text = write_letters(tmp_path / "more", 3, 20)
+    size = sum(path.stat().st_size for path in text.iterdir())
+    both, said = loss(data=str(text), splits="val,all")
+    assert {name for name in both if name.endswith("bpb")} == {"val bpb", "all bpb"}
+    assert both["Bytes"] == min(size, 3000)
+    assert re.search(r"^val: [\d,]+ bytes are all that more has$", said, re.MULTILINE)
+    short, _ = loss(data=str(text), splits="all", max_seq_len=16)
+    assert short["all bpb"] != both["all bpb"]  # tokens are predicted from less
+    with pytest.raises(UserError, match=r"--max-seq-len=999 is more than the context of \d+ tokens"):
+        loss(data=str(text), max_seq_len=999)
+    with pytest.raises(UserError, match="the split test is not known, choose from train, val, all"):
+        loss(splits="test")
+
+
 def test_the_loss_on_another_text_is_not_the_models_own(loss, base, monkeypatch, tmp_path) -> None:
     """The folder that --data names has changed since the run."""
     text = base.text.rename(tmp_path / "put away")
@@ -186,12 +202,17 @@ def test_the_loss_of_a_later_stage_is_that_of_its_weights_on_the_text_of_its_bas
             write_json(path, manifest | {"sha256": manifest_hash(manifest)})
 
     set_parent({"stage": "base_train", "tag": "whole", "step": 20})
+    shutil.copytree(base.folder / "chat_sft/tuned", base.folder / "chat_sft/between")
+    set_parent({"stage": "chat_sft", "tag": "between", "step": 20})  # the text is that of a parent's parent
     for data in ("", str(base.text)):
         found, _ = loss(source="sft", tag="tuned", data=data)
         assert {name: found[name] for name in BPB} == {name: plain[name] for name in BPB}
     rounded, _ = loss(source="sft", tag="tuned", quant="int5-row")
     assert rounded["val bpb"] != plain["val bpb"]
     assert "\n## Loss after SFT\n" in markdown(read_card(base.folder, "tuned"), "report")
+    set_parent({"stage": "base_train", "tag": "whole", "step": 19})
+    with pytest.raises(UserError, match=r"the text is that of .*whole/step_000019, which is not there: name one with"):
+        loss(source="sft", tag="tuned")
     set_parent(None)
     with pytest.raises(UserError, match="the model was imported, and nobody knows its text: name one with --data"):
         loss(source="sft", tag="tuned")

@@ -20,7 +20,8 @@ from nanochat.jobs.series import report_step, run_series, training_step
 from nanochat.paths import base_dir, read_jsonl, saved_steps, stage_dir
 from nanochat.settings import TagSettings
 from nanochat.stages import MODELS, Source, core_stage
-from tasks import JUDGED, find_task
+from tasks import JUDGED, TASKS, find_task
+from tasks.mixing import parse_mixture
 
 BATCH = "--total-batch-size=8192 --device-batch-size=4 --max-seq-len=512"
 HELD_OUT = 0.2  # of the pairs
@@ -56,6 +57,13 @@ class Config(TagSettings):
         return [kind.strip() for kind in self.kinds.split(",")]
 
     @property
+    def tasks(self) -> list[str]:
+        """The tasks that are asked: of the usual mixture and of this one, those with a verdict, and that of RL."""
+        learned = [name.partition("~")[0] for one in parse_mixture(self.mixture, TASKS) for name in one.sources]
+        found = dict.fromkeys(["GSM8K", "SpellingBee", *learned, self.task])
+        return [name for name in found if name in JUDGED]
+
+    @property
     def base(self) -> str:
         """The stage of the model that all kinds begin with."""
         return f"bases/{self.model_tag}"
@@ -69,7 +77,7 @@ class Config(TagSettings):
 def scores(config: Config, source: Source, tag: str, parent: str) -> Iterator[Step]:
     """Yield the evaluations of the model of a stage."""
     chat = ["scripts.chat_eval", f"--source={source}", f"--tag={tag}", f"--out-tag={config.tag}"]
-    tasks = ",".join(dict.fromkeys(["GSM8K", "SpellingBee", config.task]))
+    tasks = ",".join(config.tasks)
     chat += [f"--tasks={tasks}", f"--max-problems={config.problems}", "--max-new-tokens=160"]
     yield Step(f"{source}-chat", chat, output=f"chat_eval_{source}/{config.tag}", parent=parent)
     if not config.unlearned:
@@ -135,6 +143,7 @@ def steps(config: Config) -> Iterator[Step]:
 
 def main(config: Config) -> None:
     find_task(config.task, JUDGED)
+    parse_mixture(config.mixture, TASKS)  # an unknown task is found before the first evaluation
     brought = stage_dir("bases", config.model_tag) / "outcome.json"
     if not (brought.exists() and saved_steps(stage_dir(MODELS["base"], config.model_tag))):
         raise UserError(

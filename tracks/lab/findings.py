@@ -34,7 +34,7 @@ from nanochat.report.compare import Answers, read_answers
 from nanochat.statistics import Estimate, mean_estimate, measured
 from tracks.lab import significance
 from tracks.lab.alarms import LEFT_OUT, Alarm, alarms
-from tracks.lab.sweep import BPB, STAGES, Run, Spec, base_step, base_steps, is_chat_task, run_steps
+from tracks.lab.sweep import BPB, STAGES, TEXT_SPLIT, Run, Spec, base_step, base_steps, is_chat_task, run_steps
 
 COLLAPSED = 0.95  # share of equal answers
 LONGEST = 160  # characters of a reason
@@ -49,6 +49,7 @@ MARKS = {"gain": " ▲", "harm": " ▼"}
 DIFFERENCE = "Base|Mix|Benchmark|Points:+.1f|±:.1f|Low:+.1f|High:+.1f|Freedom:d|p:.2g|Corrected p:.2g|Shown"
 BITS = "Base|Mix|Benchmark|Bits per byte:+.4f|±:.4f|Low:+.4f|High:+.4f|Freedom:d|p:.2g|Corrected p:.2g|Shown"
 MERGES = "Base|Merge|Method|Benchmark|Mix|Its gain:+.1f|±:.1f|Gain of the merge:+.1f|±:.1f|Kept:.0%"
+MERGED_BITS = MERGES.replace(".1f", ".4f")
 NOISE = "Benchmark|Slots|Mean:.1f|Deviation:.2f|±:.2f|Explained by questions:.0%|Class|k for a very stable Avg@k"
 
 # base and benchmark → for each training of the base: mix → scores
@@ -96,7 +97,7 @@ def read_results(spec: Spec, runs: Sequence[Run], is_held_out: bool = False) -> 
         if len(outcomes) == len(steps):  # answers of an evaluation that is still running are not complete
             for step in steps[1:]:
                 answers |= _read_all(spec, step)
-            bpb = next((one.figure("val bpb") for one in outcomes if one.stage.startswith("base_loss")), None)
+            bpb = next((bits_in(spec, one) for one in outcomes if one.stage.startswith("base_loss")), None)
         records = read_metrics(steps[0].outcome.with_name("metrics.jsonl"))
         parent = parents.get(run.base, {})
         signs = alarms(records, _shares(answers, spec.stable), _shares(parent, spec.stable))
@@ -111,6 +112,11 @@ def read_results(spec: Spec, runs: Sequence[Run], is_held_out: bool = False) -> 
             signs.insert(0, Alarm("failed", f"its bits per byte are {bpb}"))
         found.append(RunResult(run, spec.base_of(run), answers, signs, records, outcomes, bpb))
     return found
+
+
+def bits_in(spec: Spec, outcome: Outcome) -> float:
+    """Return the bits per byte that scripts.base_loss has measured for a lab."""
+    return outcome.figure("val bpb" if spec.is_pretraining else f"{TEXT_SPLIT} bpb")
 
 
 def _read_base(spec: Spec, base: str, steps: Sequence[Step]) -> dict[str, Answers]:
@@ -324,7 +330,7 @@ def write_report(spec: Spec, outcome: Outcome, results: Results, merged: Results
         table_of("Recommendation", "Base | Mix | Verdict | Reason", verdicts),
         *difference_tables("Synergies: gain beyond the sum of both", synergies),
         luck_table(found),
-        merge_table(spec, results, merged),
+        *merge_tables(spec, results, merged),
         alarm_table(spec, [*results, *merged]),
     ]
     if look:
@@ -341,6 +347,10 @@ def write_report(spec: Spec, outcome: Outcome, results: Results, merged: Results
         "Reference": spec.reference,
         "Rule": significance.RULE,
     }
+    if BPB in spec.dev and not spec.is_pretraining:
+        for base in spec.trainings:
+            [step] = [step for step in base_steps(spec, base) if step.output.startswith("base_loss")]
+            outcome.metrics[f"Bits per byte of {base}, before"] = f"{bits_in(spec, Outcome.load(step.outcome)):.4f}"
     if sealed:
         outcome.metrics["Recipe to final, seconds"] = recipe_to_final(tables[-1])
     outcome.curves = overlays(results)
@@ -420,19 +430,20 @@ def score_tables(title: str, spec: Spec, results: Results, benchmarks: Sequence[
     return [*tables, *difference_tables(f"Differences from the reference{title}", gains)]
 
 
-def merge_table(spec: Spec, results: Results, merged: Results) -> Record:
-    """Return how much of each gain that a mix has shown is left in its merges with others."""
+def merge_tables(spec: Spec, results: Results, merged: Results) -> list[Record]:
+    """Return how much of each gain that a mix has shown is left in its merges with others: in points, and in bits."""
     gains = gains_of(spec, results)
     others = gains_of(spec, [*results, *merged])
-    rows = []
+    points, bits = [], []
     for (base, name, benchmark), one in others.items():
         merge, _, method = name.rpartition(":")
         for mix in spec.merges.get(merge, ()):
             gain = gains.get((base, mix, benchmark))
             if gain and gain.shown == "gain":
                 figures = [gain.mean, gain.error, one.mean, one.error, one.mean / gain.mean]
-                rows.append([base, merge, method, benchmark, mix, *figures])
-    return table_of("Merges: gains over the reference that are kept", MERGES, rows)
+                (bits if one.in_bits else points).append([base, merge, method, benchmark, mix, *figures])
+    title = "Merges: gains over the reference that are kept"
+    return [table_of(title, MERGES, points), table_of(f"{title}, bits per byte", MERGED_BITS, bits)]
 
 
 def difference_tables(title: str, table: significance.Table) -> list[Record]:

@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from nanochat.config import parse
+from nanochat.data.corpus import open_corpus
 from nanochat.data.hub import HubError
 from nanochat.errors import UserError
 from nanochat.evals.core_tasks import open_core
@@ -62,7 +63,9 @@ def run_lab(config: "Config") -> None:
     found += refused_flags(config, spec)
     if found:
         raise UserError("\n  ".join([f"{config.spec}:", *found]))
-    # Tasks without files are found before anything runs. Those that are held out are not opened.
+    # Tasks without files, and a text, are found before anything runs. Tasks that are held out are not opened.
+    if spec.text:
+        open_corpus(spec.text)
     questions = count_questions(spec)
     gpus = min(len(gpu_names()), 1) if config.gpus < 0 else config.gpus
     devices = {"CUDA_VISIBLE_DEVICES": ",".join(gpu_names()[:gpus])} if config.engine == "local" else {}

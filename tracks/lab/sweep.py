@@ -93,7 +93,8 @@ STAGES = {
     ),
     "chat_dpo": Trained("sft", "--pairs", ANSWER_RATES, "pair accuracy", "eval/Pair accuracy", higher_is_better=True),
 }
-BPB = "bpb"  # among the benchmarks: bits per byte of a validation text
+BPB = "bpb"  # among the benchmarks: bits per byte of a text
+TEXT_SPLIT = "all"  # --splits of a lab of chats, which learn no text; base models are measured on the validation part
 # Which the lab sets itself, or which are for a budget: of base training, and of the stages after it.
 LAB_FLAGS = ("--tag", "--seed", "--tokenizer-tag", "--num-iterations", "--target-seconds", "--target-flops")
 LAB_FLAGS += ("--target-param-data-ratio", "--num-epochs", "--target-supervised-tokens")
@@ -150,7 +151,7 @@ class Spec(BaseModel):
     replicas: dict[str, list[str]] = {}  # base -> tags of further trainings of it, with other seeds
     budget: dict[Budget, PositiveInt] = Field(min_length=1, max_length=1)  # of each run
     flags: str = ""  # of the stage, as on its command line
-    text: str = ""  # as in --data: bits per byte are those of its validation part
+    text: str = ""  # as in --data: bits per byte are those of its validation part; of chats, that and then the rest
     text_bytes: PositiveInt | None = None  # how much of it; base_train has a flag for that
     repeats: PositiveInt = 1
     dev: list[str] = Field(min_length=1)  # benchmarks for the recommendation
@@ -374,6 +375,11 @@ def mistakes(spec: Spec) -> list[str]:
         found.append(f"a budget in supervised tokens is for {' and '.join(CHAT_STAGES)}: use num_iterations")
     if BPB in spec.held_out:
         found.append(f"{BPB} cannot be held out: it is measured after each training")
+    if spec.text:
+        try:
+            _text_of(spec.text)
+        except UserError as error:
+            found.append(f"text: {error}")
     if spec.text and BPB not in spec.dev:
         found.append(f"text is that of {BPB}, which is not in dev")
     if spec.is_pretraining:
@@ -612,7 +618,9 @@ def _loss_evaluation(spec: Spec, parent: str, source: str, tag: str, out_tag: st
         return []
     flags = {"--tag": tag}
     if not spec.is_pretraining:
-        flags |= {"--source": source, "--out-tag": out_tag}
+        flags |= {"--source": source, "--out-tag": out_tag, "--splits": TEXT_SPLIT}
+        if "--max-seq-len" in spec.own_flags:  # the context of a public model is much longer
+            flags["--max-seq-len"] = spec.own_flags["--max-seq-len"]
     if spec.text:  # else that of the model
         flags["--data"] = _text_of(spec.text)
     size = spec.own_flags.get("--eval-bytes") if spec.is_pretraining else spec.text_bytes

@@ -11,12 +11,8 @@ def answered(stage: str, right: str, task: str = "GSM8K", questions: str = "same
 
 
 def test_the_stage_of_an_evaluation() -> None:
-    assert [source_of(stage) for stage in ("base_eval", "base_eval_sft", "chat_eval_base", "chat_eval_rl")] == [
-        "base",
-        "sft",
-        "base",
-        "rl",
-    ]
+    stages = ("base_eval", "base_eval_sft", "chat_eval_base", "chat_eval_rl", "base_loss", "base_loss_dpo")
+    assert [source_of(stage) for stage in stages] == ["base", "sft", "base", "rl", "base", "dpo"]
 
 
 def test_a_difference_is_taken_question_by_question() -> None:

@@ -17,7 +17,15 @@ from tracks.bases.practice import Config
 from tracks.bases.tests.public_models import save_folder
 
 TASK = "Alpaca-Part-Constrained"  # a random model follows some constraints by chance, so there are pairs
-FEW = ("--sft-steps=2", "--rl-steps=1", "--sampling-steps=12", "--dpo-epochs=1", "--problems=4", f"--task={TASK}")
+FEW = (
+    "--sft-steps=2",
+    "--rl-steps=1",
+    "--sampling-steps=12",
+    "--dpo-epochs=1",
+    "--problems=4",
+    f"--task={TASK}",
+    "--mixture=GSM8K%50,ARC-Easy%50",
+)
 
 
 def test_the_tag_of_the_card_is_that_of_the_series() -> None:
@@ -48,6 +56,7 @@ def test_practice(tmp_path: Path) -> None:
     assert practice().refused().startswith("--model-tag=tiny names no base model: bring one in with ")
     run("tracks.bases.bring", f"--from={tmp_path / 'qwen3'}", "--tag=tiny", "--source=base").done()
     assert practice("--task=Chess").refused().startswith("Chess is not a task")
+    assert practice("--mixture=GSM8K%60,Chess%40").refused().startswith("Chess is not a task")
     assert practice("--kinds=dpo,ppo").refused() == "--kinds=dpo,ppo: choose some of sft, rl, dpo, separated by commas"
     # One kind alone; the others follow, and nothing is done twice.
     practice("--kinds=rl").done(timeout=280)
@@ -63,8 +72,12 @@ def test_practice(tmp_path: Path) -> None:
     assert answer["completions"]
     tables = {table["title"]: table["rows"] for table in read_json(home / "practice/practice/outcome.json")["tables"]}
     assert list(tables) == [f"Before and after {stage}" for stage in ("SFT", "RL", "DPO")]
-    assert all({row[0] for row in rows} == {"GSM8K", "SpellingBee", TASK, "hard_choices"} for rows in tables.values())
+    assert all(
+        {row[0] for row in rows} == {"GSM8K", "SpellingBee", "ARC-Easy", TASK, "hard_choices"}
+        for rows in tables.values()
+    )
     assert "\n## Practice\n" in (tmp_path / "card.md").read_text()
+    assert read_json(home / "chat_sft/practice/outcome.json")["config"]["mixture"] == "GSM8K%50,ARC-Easy%50"
     # The same command has nothing left to do; other answers are other pairs, which DPO learns again.
     trained = (home / "chat_dpo/practice/outcome.json").read_bytes()
     practice().done(timeout=280)

@@ -74,13 +74,13 @@ def test_bits_per_byte_of_a_text_decide_between_chats(base: Path) -> None:
     spec = read_lab(base, changes)
     make_lab(base, spec)
     for name in spec.bases:
-        leave(base, "base_loss_mid", f"lab-{name}", metrics={"val bpb": {"value": 1.9, "stderr": 0.1}})
+        leave(base, "base_loss_mid", f"lab-{name}", metrics={"all bpb": {"value": 1.9, "stderr": 0.1}})
     noise = np.random.default_rng(5)
     for run in spec.runs:
         tag = spec.tag_of(run)
         answer(base, "chat_eval_sft", tag, {"World-Facts": 0.5, "World-Choices": 0.6}, spec.repeats, run.seed)
         bits = 1.5 + 0.3 * run.seed - (run.mix == "good") * 0.1 + noise.normal(0, 0.0002)
-        leave(base, "base_loss_sft", tag, metrics={"val bpb": {"value": bits, "stderr": 0.1}}, seconds=10.0)
+        leave(base, "base_loss_sft", tag, metrics={"all bpb": {"value": bits, "stderr": 0.1}}, seconds=10.0)
     found = findings.gains_of(spec, results_of(spec))
     shown = {mix: {found[name, mix, "bpb"].shown for name in spec.bases} for mix in ("good", "idle")}
     assert shown == {"good": {"gain"}, "idle": {findings.significance.UNCLEAR}}
@@ -90,6 +90,18 @@ def test_bits_per_byte_of_a_text_decide_between_chats(base: Path) -> None:
     findings.write_report(spec, outcome, results_of(spec), [])
     tables = {table["title"]: table["rows"] for table in outcome.tables}
     assert [row[2] for row in tables["Differences from the reference, bits per byte"]] == 6 * ["bpb"]
+    assert outcome.metrics["Bits per byte of two, before"] == "1.9000"
+    # A merge keeps a half.
+    spec = spec.model_copy(update={"merges": {"both": {"good": 1, "idle": 1}}, "methods": ["linear"]})
+    for run in spec.merged_runs:
+        tag = spec.tag_of(run)
+        leave(base, "merge", tag)
+        answer(base, "chat_eval_sft", tag, {"World-Facts": 0.5, "World-Choices": 0.6}, spec.repeats, run.seed)
+        figure = {"value": 1.45 + 0.3 * run.seed + noise.normal(0, 0.0002), "stderr": 0.1}
+        leave(base, "base_loss_sft", tag, metrics={"all bpb": figure}, seconds=10.0)
+    points, bits = findings.merge_tables(spec, results_of(spec), findings.read_results(spec, spec.merged_runs))
+    assert (points["rows"], bits["columns"][5]) == ([], ("Its gain", "+.4f"))
+    assert [row[-1] for row in bits["rows"]] == pytest.approx([0.5, 0.5], abs=0.02)
     # Runs that are not evaluated in bits have no result, though they have answered.
     (base / "base_loss_sft" / spec.tag_of(spec.runs[0]) / "outcome.json").unlink()
     assert results_of(spec)[0].broken
@@ -262,7 +274,7 @@ def test_merges_keep_a_share_of_gains(base) -> None:
         share = {"both:linear": 0.65, "both:task": 0.8}.get(run.mix, 0.2)
         answer(base, "chat_eval_sft", spec.tag_of(run), {"World-Facts": share}, spec.repeats, 50 + number)
     merged = findings.read_results(spec, spec.merged_runs)
-    table = findings.merge_table(spec, results_of(spec), merged)
+    table, _ = findings.merge_tables(spec, results_of(spec), merged)
     assert [row[:5] for row in table["rows"]] == [
         [name, "both", method, "World-Facts", "good"] for name in spec.bases for method in ("linear", "task")
     ]

@@ -216,7 +216,8 @@ def test_preferences_are_a_stage(lab) -> None:
     assert text.index("letters-1-1-prune: done in") > text.index("letters-1-1-eval: done in")
     assert (lab.folder / "chat_eval_dpo/dpo-parent-letters-1-1/outcome.json").exists()
     measured = read_json(lab.folder / "base_loss_dpo/dpo-parent-letters-1-1/outcome.json")
-    assert (measured["metrics"]["Data"], measured["config"]["eval_bytes"]) == ("letters", 500)
+    assert (measured["metrics"]["Data"], measured["metrics"]["Bytes"]) == ("letters", 500)
+    assert {"all bpb"} == {name for name in measured["metrics"] if name.endswith("bpb")}
     scores = read_json(lab.folder / "lab/dpo/outcome.json")["tables"][1]
     assert scores["columns"][-2][0] == "bpb"
     assert "(one seed: no error)" in scores["rows"][0][-2]["unit"]

@@ -293,7 +293,7 @@ def test_bits_per_byte_of_a_text_are_a_benchmark_of_chats_too(base: Path) -> Non
     write_text(base / "text/a.txt", "안녕하세요.")
     bits = {
         'dev = ["World-Facts"]': 'dev = ["bpb"]',
-        "repeats = 2": f'repeats = 2\ntext = "{base}/text"\ntext_bytes = 5000',
+        "repeats = 2": f'repeats = 2\ntext = "{base}/text"\ntext_bytes = 5000\nflags = "--max-seq-len=64"',
     }
     spec = read_lab(base, bits | {'stable = ["World-Choices"]': ""})
     assert (mistakes(spec), flag_mistakes(spec)) == ([], [])
@@ -301,6 +301,7 @@ def test_bits_per_byte_of_a_text_are_a_benchmark_of_chats_too(base: Path) -> Non
     assert (loss.output, loss.parent) == ("base_loss_sft/lab-one-plain-1-1", training.output)
     place = f"folder:{base}/text"
     asked = parse(base_loss.Config, loss.command[1:])
+    assert (asked.splits, asked.max_seq_len) == ("all", 64)  # rows as in training: a public model's context is long
     assert (asked.source, asked.tag, asked.data, asked.eval_bytes) == ("sft", "lab-one-plain-1-1", place, 5000)
     assert loss.data == asked.data  # a changed text is evaluated again
     assert [step.output for [step] in base_chains(spec)] == ["base_loss_mid/lab-one", "base_loss_mid/lab-two"]
@@ -314,6 +315,7 @@ def test_bits_per_byte_of_a_text_are_a_benchmark_of_chats_too(base: Path) -> Non
 BITS = """
 dev = ["bpb"] > dev = ["World-Facts"] | text is that of bpb, which is not in dev
 dev = ["bpb"] > dev = ["World-Facts"] | text_bytes is for bpb, which is not in dev
+text = "a" > text = "/no/such" | text: --data=/no/such is not a folder
 text = "a" > | bpb needs text: the one on which it is measured, after training on conversations
 held_out = ["World-Talk"] > held_out = ["bpb"] | bpb cannot be held out: it is measured after each training
 stable = ["World-Choices"] > stable = ["bpb"] | bpb cannot be stable, which is for answers that become wrong: use dev
