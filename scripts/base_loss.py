@@ -13,7 +13,7 @@ from nanochat.errors import UserError
 from nanochat.log import print0, table_of
 from nanochat.outcome import Outcome
 from nanochat.settings import CorpusSettings, DeviceSettings, LogSettings, ModelChoice
-from nanochat.stages import loss_stage
+from nanochat.stages import Source, loss_stage
 
 SPLITS = {"train": ("train",), "val": ("val",), "all": ("val", "train")}  # name -> parts of the text, in order
 
@@ -22,10 +22,12 @@ SPLITS = {"train": ("train",), "val": ("val",), "all": ("val", "train")}  # name
 class Config(CorpusSettings, DeviceSettings, ModelChoice, LogSettings):
     """Evaluate the loss of a model on training and validation text, and print samples."""
 
-    source = "base"
+    source: Source = option("base", "training stage of the model", short="-i", off="base")
     data = option("", "folder of text, corpus or mix (default: that of the base model)")
     splits: str = option(
-        "train,val", "parts of the text, some of train, val, all (train and val, with val first), separated by commas"
+        "train,val",
+        "parts of the text, some of train, val, all (both, val first), separated by commas",
+        off="train,val",
     )
     eval_bytes: Count = option(4_000_000, "bytes of text from each split", least=1)
     max_seq_len: Count = option(0, "tokens in a row (0: as many as the model's context has)", off=0)
