@@ -16,7 +16,7 @@ import torch
 
 from nanochat import fp8, registry
 from nanochat.attention import FLASH, find_path
-from nanochat.checkpoint import Checkpoint, load, load_manifest, newest
+from nanochat.checkpoint import MODEL, Checkpoint, load, load_manifest, newest
 from nanochat.config import check_names
 from nanochat.errors import UserError
 from nanochat.gpt import GPT, GPTConfig
@@ -334,32 +334,35 @@ def load_chosen(choice: ModelChoice, runtime: Runtime, in_floats: bool = False) 
     return found
 
 
-def load_model(stage: str, tag: str, step: int, runtime: Runtime, exits: int = 0) -> Trained:
+def load_model(stage: str, tag: str, step: int, runtime: Runtime, exits: int = 0, sha256: str = "") -> Trained:
     """Return a trained model on the runtime's device, for inference, its tokenizer and its checkpoint.
 
-    exits: of a recursive model, 0 for as many as trained; UserError for a plain model.
+    exits: of a recursive model, 0 for as many as trained; UserError for a plain model. sha256: see `verified`.
     """
-    checkpoint = find_model(stage, tag, step, runtime)
+    checkpoint = find_model(stage, tag, step, runtime, sha256=sha256)
     model = build_model(config_of(checkpoint.manifest), runtime, checkpoint)
     if exits:
         model.choose_exits(exits)
     return Trained(model.eval().requires_grad_(False), tokenizer_of(checkpoint), checkpoint)
 
 
-def find_model(stage: str, tag: str, step: int, runtime: Runtime, optimizer: bool = False) -> Checkpoint:
+def find_model(
+    stage: str, tag: str, step: int, runtime: Runtime, optimizer: bool = False, sha256: str = ""
+) -> Checkpoint:
     """Return a trained model's checkpoint, the same on all ranks; step -1: the newest that is intact.
 
-    optimizer: True if its states are needed too.
+    optimizer: True if its states are needed too. sha256: see `verified`.
     """
-    found = runtime.broadcast(lambda: verified(stage, tag, step, optimizer))  # one rank reads all files
+    found = runtime.broadcast(lambda: verified(stage, tag, step, optimizer, sha256))  # one rank reads all files
     print0(f"model: {stage} {tag}, step {found.step:,}")
     return found
 
 
-def verified(stage: str, tag: str, step: int = -1, optimizer: bool = False) -> Checkpoint:
+def verified(stage: str, tag: str, step: int = -1, optimizer: bool = False, sha256: str = "") -> Checkpoint:
     """Return a trained model's checkpoint after reading its files, those of the optimizer if they are needed.
 
-    step -1: the newest that is intact.
+    step -1: the newest that is intact. sha256: of the weights that a run began with, for the model that it goes back
+    to; a UserError says that this one has others. Empty: any.
     """
     folder = stage_dir(stage, tag)
     if step >= 0 and step not in saved_steps(folder):
@@ -368,7 +371,18 @@ def verified(stage: str, tag: str, step: int = -1, optimizer: bool = False) -> C
     found = newest(folder, read) if step < 0 else read(folder, step)
     if found is None and optimizer and newest(folder, partial(load, optimizer=False)):
         raise UserError(f"{folder} has no intact optimizer state to start with: give --no-warm-start")
-    return _there(stage, folder, found)
+    found = _there(stage, folder, found)
+    if sha256 not in ("", weights_hash(found.manifest)):
+        raise UserError(
+            f"{found.path} is no longer the model that a later one began with, it was made again: "
+            "train the later one again too"
+        )
+    return found
+
+
+def weights_hash(manifest: Record) -> str:
+    """Return the SHA-256 of a checkpoint's weights, which says whether two are the same."""
+    return manifest["files"][MODEL]["sha256"]
 
 
 def described(stage: str, tag: str) -> Checkpoint:
@@ -380,11 +394,15 @@ def described(stage: str, tag: str) -> Checkpoint:
 def base_record(manifest: Record, tag: str) -> tuple[Record, str]:
     """Return the manifest and tag of the base model that a model goes back to; its own if it has no parent."""
     while "num_shards" not in manifest and manifest["parent"]:
-        stage, tag, step = (manifest["parent"][key] for key in ("stage", "tag", "step"))
-        folder = stage_dir(stage, tag)
+        parent = manifest["parent"]
+        step, tag = parent["step"], parent["tag"]
+        folder = stage_dir(parent["stage"], tag)
         if step not in saved_steps(folder):
             raise UserError(f"the text is that of {step_dir(folder, step)}, which is not there: name one with --data")
-        manifest = load_manifest(folder, step).manifest
+        found = load_manifest(folder, step)
+        if parent.get("sha256", "") not in ("", weights_hash(found.manifest)):
+            raise UserError(f"{found.path} was made again since, perhaps from another text: name one with --data")
+        manifest = found.manifest
     return manifest, tag
 
 

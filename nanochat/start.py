@@ -18,7 +18,7 @@ from nanochat.data.corpus import Shards, default_shards, shards_for
 from nanochat.errors import UserError
 from nanochat.gpt import GPTConfig
 from nanochat.log import Record, print0
-from nanochat.models import config_of, find_model, new_model, tokenizer_of
+from nanochat.models import config_of, find_model, new_model, tokenizer_of, weights_hash
 from nanochat.param_groups import Rates, group_rates
 from nanochat.runtime import DTYPES, Runtime
 from nanochat.scaling import RunPlan, flops_per_token, plan_run, rate_scale, require_multiple, row_choices
@@ -56,6 +56,7 @@ class Parent:
     stage: str
     tag: str
     step: int  # a resumed run compares with the same weights
+    sha256: str = ""  # of the weights, as the parent may be trained again; "" in checkpoints of earlier versions
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,7 @@ def start_from_parent(
         stage = MODELS[config.source]
         tag = config.model_tag or config.tag
         origin = find_model(stage, tag, -1, runtime, optimizer=config.warm_start)
-        parent = Parent(stage, tag, origin.step)
+        parent = Parent(stage, tag, origin.step, weights_hash(origin.manifest))
     manifest = origin.manifest
     if rows:
         require_multiple("answers of a step (--examples-per-step x --num-samples)", rows, runtime.world_size)

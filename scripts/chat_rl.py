@@ -109,7 +109,8 @@ def main(config: Config) -> None:
         reference = None
         if config.kl:
             parent = given(trainer.start.parent)
-            reference = load_model(parent.stage, parent.tag, parent.step, trainer.runtime).model
+            place = parent.stage, parent.tag, parent.step
+            reference = load_model(*place, trainer.runtime, sha256=parent.sha256).model
         answers = AnswerSettings(
             temperature=config.temperature if config.eval_samples > 1 else 0.0,
             top_k=config.top_k,

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from collections.abc import Callable
 
 from local_server import Handler, LocalServer
 
@@ -18,6 +19,8 @@ class BadHub(LocalServer):
         self.listed: list[str] = []  # revision of each listing
         self.starts: list[int] = []  # first byte of each download
         self.cuts: list[int] = []  # bytes after which the next downloads break off
+        self.halfway: Callable[[], None] | None = None  # called when half of a download was sent
+        self.has_xet = False  # files come from Xet's storage, which calls `halfway` and answers nothing
         self.etag = ""  # in place of the content's hash
         self.gated = False  # every file needs a token
         self.hangs_up = False  # when it is asked for a listing
@@ -43,6 +46,15 @@ class Answers(Handler):
         if self.server.gated:
             self.respond(401, {"X-Error-Code": "GatedRepo", "Content-Length": "0"})
             return
+        if self.path == "/xet-token":
+            facts = {"Cas-Url": f"{self.server.address}/xet", "Access-Token": "one", "Token-Expiration": str(1 << 40)}
+            self.respond(200, {f"X-Xet-{name}": fact for name, fact in facts.items()} | {"Content-Length": "0"})
+            return
+        if self.path.startswith("/xet/"):
+            if self.server.halfway:
+                self.server.halfway()
+            self.close_connection = True
+            return
         path = re.sub(r"^(?:/datasets)?/([^/]+/[^/]+)/resolve/[^/]+", r"\1", self.path).removeprefix("some/set/")
         content = self.server.files.get(path)
         if tree := re.match(r"/api/(?:datasets|models)/some/set/tree/([^/?]+)", self.path):
@@ -57,6 +69,8 @@ class Answers(Handler):
         if content is None:
             headers["X-Error-Code"] = "EntryNotFound"
         status, content = 200 if content else 404, content or b""
+        if self.server.has_xet:
+            headers |= {"X-Xet-Hash": "0" * 64, "X-Xet-Refresh-Route": f"{self.server.address}/xet-token"}
         headers["ETag"] = f'"{self.server.etag or hashlib.sha256(content).hexdigest()}"'
         headers["Content-Length"] = str(len(content) - start)
         if start:
@@ -68,4 +82,8 @@ class Answers(Handler):
             if self.server.cuts:
                 end = start + self.server.cuts.pop(0)
                 self.close_connection = True
-            self.wfile.write(content[start:end])
+            middle = (start + end) // 2
+            self.wfile.write(content[start:middle])
+            if self.server.halfway and content:  # not of what is not there
+                self.server.halfway()
+            self.wfile.write(content[middle:end])

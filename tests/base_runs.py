@@ -11,9 +11,9 @@ from typing import Any
 from corpora import write_letters
 from forks import Forked, run_module
 
-from nanochat.checkpoint import load
+from nanochat.checkpoint import load, manifest_hash
 from nanochat.log import read_metrics
-from nanochat.paths import read_json
+from nanochat.paths import read_json, write_json
 from nanochat.tokenizer import Tokenizer
 
 STEPS = 20
@@ -23,6 +23,14 @@ SMALL = f"""--depth=2 --aspect-ratio=32 --head-dim=32 --max-seq-len=32 --dtype=f
     --matrix-lr=0.0018 --embedding-lr=0.027 --unembedding-lr=0.0007 --scalar-lr=0.044
     --eval-bytes=2000 --eval-every=5 --save-every=3 --keep-last=0""".split()
 TIMES = {"train/dt", "train/tok_per_sec", "train/mfu", "train/wait", "total_training_time"}  # of metrics.jsonl
+
+
+def change_manifest(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Let a checkpoint have another manifest, as whole as before."""
+    manifest = read_json(path)
+    change(manifest)
+    del manifest["sha256"]
+    write_json(path, manifest | {"sha256": manifest_hash(manifest)})
 
 
 class Base:

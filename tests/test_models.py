@@ -18,6 +18,7 @@ from models import CONFIGS, OLD_RECORD, leave_model
 
 from nanochat import registry
 from nanochat.checkpoint import Saver, load
+from nanochat.errors import UserError
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.induction import InductionConfig, InductionGPT
 from nanochat.models import (
@@ -34,6 +35,7 @@ from nanochat.models import (
     record_of,
     trained,
     verified,
+    weights_hash,
 )
 from nanochat.paths import saved_steps
 from nanochat.runtime import setup
@@ -169,6 +171,9 @@ def test_a_trained_model_is_loaded_with_what_belongs_to_it(base, tokenizer, caps
         verified("chat_sft", "a", 9)
     with pytest.raises(ValueError, match=r"there is no model in .*: python -m scripts.mid_train makes one"):
         verified("mid_train", "a")
+    assert load_model("chat_sft", "a", 7, ALONE, sha256=weights_hash(found.checkpoint.manifest)).checkpoint.step == 7
+    with pytest.raises(UserError, match=r"a/step_0+7 is no longer the model that a later one began with"):
+        load_model("chat_sft", "a", 7, ALONE, sha256="0" * 64)
     with pytest.raises(ValueError, match="--exits is for recursive models"):
         load_model("chat_sft", "a", -1, ALONE, exits=2)
     Tokenizer.train(["another text"], 299).save(base / "tok_train/default/tokenizer.json")

@@ -22,6 +22,7 @@ from base_runs import (
     OwnFolders,
     Room,
     SignalAfter,
+    change_manifest,
     emulate_fp8,
     files_of,
     impatient,
@@ -35,8 +36,8 @@ from test_speedrun import until
 from torch.testing import assert_close
 
 from nanochat import fp8, runtime
-from nanochat.checkpoint import hold, load, manifest_hash
-from nanochat.paths import read_json, saved_steps, write_json
+from nanochat.checkpoint import hold, load
+from nanochat.paths import saved_steps
 from nanochat.run import build
 
 
@@ -332,9 +333,7 @@ def test_a_run_whose_loss_is_not_finite_goes_on_from_an_earlier_step_with_lower_
 def forget(folder: Path, name: str) -> None:
     """Let the checkpoints of a run be from before a flag."""
     for path in folder.glob("step_*/manifest.json"):
-        manifest = read_json(path)
-        del manifest["config"][name], manifest["sha256"]
-        write_json(path, manifest | {"sha256": manifest_hash(manifest)})
+        change_manifest(path, lambda manifest: manifest["config"].pop(name))
 
 
 def test_a_checkpoint_from_before_a_flag_resumes_with_the_flags_default(base) -> None:

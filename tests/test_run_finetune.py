@@ -17,7 +17,7 @@ from tune_runs import STEPS, Tunes, sums
 
 from nanochat.checkpoint import load
 from nanochat.evals.chat import first_rows
-from nanochat.models import load_model
+from nanochat.models import load_model, weights_hash
 from nanochat.paths import saved_steps
 
 
@@ -57,7 +57,9 @@ def test_five_and_seven_steps_are_twelve_bit_for_bit(base, straight) -> None:
     assert base.metrics("parts") == base.metrics("straight")
     manifests = [load(base.of(tag), STEPS).manifest for tag in ("parts", "straight")]
     assert manifests[0]["source"] == manifests[1]["source"]
-    assert manifests[0]["parent"] == manifests[1]["parent"] == {"stage": "base_train", "tag": "parent", "step": 6}
+    sha256 = weights_hash(load(base.of("parent"), 6).manifest)
+    parent = {"stage": "base_train", "tag": "parent", "step": 6, "sha256": sha256}
+    assert manifests[0]["parent"] == manifests[1]["parent"] == parent
     assert manifests[0]["learned"] == manifests[1]["learned"] == [["base_train", "letters"]]
     said = base.tune("parts").done()
     assert said.splitlines()[-1] == f"the run ended at step {STEPS}: nothing is left to train"

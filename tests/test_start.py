@@ -12,6 +12,7 @@ from tune_runs import Stages
 from nanochat import runtime
 from nanochat.checkpoint import Checkpoint
 from nanochat.config import parse
+from nanochat.models import weights_hash
 from nanochat.param_groups import Rates
 from nanochat.start import Parent, inherit, resume, start_from_parent
 from scripts.chat_sft import Config as SFT
@@ -61,7 +62,7 @@ def test_the_rates_of_fine_tuning_have_every_factor(stages, tmp_path, monkeypatc
     assert None not in vars(start.config).values()
     assert start.rates["matrices"] == Rates(0.03 * 0.25 * 0.8, 0.0)
     assert start.rates["smear"].lr == 0.2 * 0.8
-    assert start.parent == Parent("base_train", "parent", 6)
+    assert start.parent == Parent("base_train", "parent", 6, weights_hash(start.weights.manifest))
     assert start.warm
     assert start.suggestions == start.weights.manifest["suggestions"] == start.record.get("suggestions", {})
     # The parent's context is 300 tokens; attention costs less in shorter rows.

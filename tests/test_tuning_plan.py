@@ -7,15 +7,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from base_runs import change_manifest
 from tune_runs import LONG, Stages
 
 from nanochat.chat import render_conversation
-from nanochat.checkpoint import manifest_hash
 from nanochat.config import parse
 from nanochat.jobs.estimate import base_run, estimate_step
 from nanochat.jobs.plan import choose_setting, make_job, stage_flags
 from nanochat.jobs.scales import flag_words
-from nanochat.paths import read_json, write_json
 from nanochat.timing import GSM8K_PROMPTS, MID_TOKENS
 from nanochat.tokenizer import Tokenizer
 from scripts import base_train
@@ -196,11 +195,8 @@ def test_the_plan_of_the_job_and_that_of_the_stage_agree(name, on, plan, manifes
     base_train.main(parse(base_train.Config, words))
     model = json.loads(capsys.readouterr().out)["plan"]["model"]
     [path] = manifest_alone.glob("base_train/parent/step_*/manifest.json")
-    manifest = read_json(path)
-    del manifest["sha256"]
-    manifest["model"] = model
-    manifest["config"] |= {"max_seq_len": model["max_seq_len"], "total_batch_size": 2**19}
-    write_json(path, manifest | {"sha256": manifest_hash(manifest)})
+    sizes = {"max_seq_len": model["max_seq_len"], "total_batch_size": 2**19}
+    change_manifest(path, lambda manifest: manifest.update(model=model, config=manifest["config"] | sizes))
     words = ["--source=base", f"--on={on}", "--json", *step.command[1:], "--tag=parent"]
     of_stage = json.loads(plan(name, *words))["estimate"]
     assert of_job.seconds == pytest.approx(of_stage["seconds"], rel=0.03)

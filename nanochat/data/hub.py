@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
+from threading import Event, get_ident
 from typing import Any, Literal
 
 from nanochat.errors import UserError
@@ -74,13 +75,21 @@ def fetch(files: Sequence[HubFile], refused: str = "") -> list[Path]:
     failures: dict[str, list[str]] = {}  # reason -> files
     if not all(reasons.values()):
         _distrust_answers()
+    stopped = Event()
     pool = ThreadPoolExecutor(PARALLEL_DOWNLOADS)
     try:
         # All are tried: a file downloaded now is in the cache when the command is run again.
-        downloads = {file: pool.submit(_download, file, reason) for file, reason in reasons.items()}
+        downloads = {file: pool.submit(_download, file, reason, stopped) for file, reason in reasons.items()}
         _show_progress(list(downloads.values()))
+    except KeyboardInterrupt:
+        # Those that have begun end, with the next piece by HTTP, and at once by Xet.
+        from huggingface_hub.utils._xet import abort_xet_session
+
+        stopped.set()
+        abort_xet_session()
+        raise
     finally:
-        pool.shutdown(cancel_futures=True)  # Ctrl-C waits for those that have begun
+        pool.shutdown(cancel_futures=True)
     for file, download in downloads.items():
         try:
             places[file] = download.result()
@@ -217,24 +226,46 @@ def find(file: HubFile) -> Path | None:
     return Path(cached) if isinstance(cached, str) else None
 
 
-def _download(file: HubFile, refused: str) -> Path:
+def _download(file: HubFile, refused: str, stopped: Event) -> Path:
     if refused:
         raise HubError(refused)
 
     from huggingface_hub import errors, hf_hub_download
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils import disable_progress_bars, tqdm
     from huggingface_hub.utils.sha import git_hash
 
+    own = get_ident()
+
+    def end_if_stopped() -> None:
+        if stopped.is_set() and get_ident() == own:  # Xet shows progress in a thread of its own
+            raise HubError("stopped")  # the library removes what it has of the file
+
+    class Bar(tqdm):
+        """The library's, which begins a file and is called after each piece, 10 MB by HTTP: a place to end it."""
+
+        monitor_interval = 0  # else tqdm keeps a thread for each class
+
+        def __new__(cls, *_: Any, **__: Any) -> "Bar":
+            end_if_stopped()
+            return super().__new__(cls)
+
+        def update(self, n: float | None = 1) -> bool | None:
+            end_if_stopped()
+            return super().update(n)
+
+    download = functools.partial(
+        hf_hub_download, file.repo, file.path, repo_type=file.kind, revision=file.revision, tqdm_class=Bar
+    )
     if not sys.stderr.isatty():
         disable_progress_bars()  # eight at a time in a file are no lines; _show_progress prints some
     try:
         try:
-            path = hf_hub_download(file.repo, file.path, repo_type=file.kind, revision=file.revision)
+            path = download()
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ESTALE):  # None: an answer of the hub
                 raise
             # Another process or machine cleans the cache. What came is kept.
-            path = hf_hub_download(file.repo, file.path, repo_type=file.kind, revision=file.revision)
+            path = download()
     except errors.GatedRepoError:
         folder = "datasets/" if file.kind == "dataset" else ""
         page = f"accept the conditions on huggingface.co/{folder}{file.repo}"

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -209,6 +210,49 @@ def test_ctrl_c_begins_no_other_download(server, monkeypatch) -> None:
     with pytest.raises(KeyboardInterrupt):
         hub.fetch([HubFile(f"{number}.bin", "some/set") for number in range(40)])
     assert len(begun) == hub.PARALLEL_DOWNLOADS
+
+
+def test_ctrl_c_ends_a_download_that_has_begun(server, monkeypatch, tmp_path) -> None:
+    stopping = threading.Event()
+
+    class Pool(ThreadPoolExecutor):
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            stopping.set()
+            super().shutdown(wait=wait, cancel_futures=cancel_futures)
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stopping.wait(60)
+
+    monkeypatch.setattr(hub, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100)
+    server.halfway = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        hub.fetch([A])
+    assert not [path for path in (tmp_path / "cache").glob("*/blobs/*") if path.is_file()]
+    server.halfway = None
+    assert [path.read_bytes() for path in hub.fetch([A])] == [server.files["a.bin"]]
+
+
+@pytest.mark.skipif(not find_spec("hf_xet"), reason="a package that does not exist for every system")
+def test_ctrl_c_ends_a_download_by_xet(server, tmp_path) -> None:
+    """Which does not see an exception of a progress bar: its storage does not answer here, and is not waited for."""
+    ended = threading.Event()
+    waits = []
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        waits.append(ended.wait(20))
+
+    server.has_xet = True
+    server.halfway = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        hub.fetch([A])
+    ended.set()
+    while not waits:  # at most the 20 seconds
+        time.sleep(0.01)
+    assert waits[0]
+    assert not [path for path in (tmp_path / "cache").glob("*/blobs/*") if path.is_file()]
 
 
 @pytest.mark.parametrize("etag", ["../../../../planted", "0" * 64, "0" * 40])  # the last are a SHA-256, and git's

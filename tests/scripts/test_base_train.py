@@ -7,13 +7,14 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from base_runs import Base
+from base_runs import Base, change_manifest
 from bundles import world_tasks, write_bundle
 from corpora import write_letters
 
-from nanochat.checkpoint import manifest_hash
+from nanochat.checkpoint import load_manifest
 from nanochat.errors import UserError
-from nanochat.paths import read_json, saved_steps, write_json
+from nanochat.models import weights_hash
+from nanochat.paths import read_json, saved_steps
 from nanochat.report.card import markdown, read_card
 from nanochat.stages import loss_stage
 from scripts import base_loss
@@ -195,13 +196,18 @@ def test_the_loss_of_a_later_stage_is_that_of_its_weights_on_the_text_of_its_bas
     shutil.copytree(base.folder / "base_train/whole", base.folder / "chat_sft/tuned")
 
     def set_parent(parent) -> None:
-        for path in (base.folder / "chat_sft/tuned").glob("step_*/manifest.json"):
-            manifest = read_json(path) | {"parent": parent}
-            del manifest["sha256"]
+        def change(manifest) -> None:
+            manifest["parent"] = parent
             manifest.pop("num_shards", None)
-            write_json(path, manifest | {"sha256": manifest_hash(manifest)})
 
-    set_parent({"stage": "base_train", "tag": "whole", "step": 20})
+        for path in (base.folder / "chat_sft/tuned").glob("step_*/manifest.json"):
+            change_manifest(path, change)
+
+    whole = {"stage": "base_train", "tag": "whole", "step": 20}
+    manifest = load_manifest(base.folder / "base_train/whole", 20).manifest
+    set_parent(whole | {"sha256": ""})  # of a run that an earlier version began
+    loss(source="sft", tag="tuned")
+    set_parent(whole | {"sha256": weights_hash(manifest)})
     shutil.copytree(base.folder / "chat_sft/tuned", base.folder / "chat_sft/between")
     set_parent({"stage": "chat_sft", "tag": "between", "step": 20})  # the text is that of a parent's parent
     for data in ("", str(base.text)):
@@ -210,6 +216,9 @@ def test_the_loss_of_a_later_stage_is_that_of_its_weights_on_the_text_of_its_bas
     rounded, _ = loss(source="sft", tag="tuned", quant="int5-row")
     assert rounded["val bpb"] != plain["val bpb"]
     assert "\n## Loss after SFT\n" in markdown(read_card(base.folder, "tuned"), "report")
+    set_parent(whole | {"sha256": "0" * 64})
+    with pytest.raises(UserError, match=r"whole/step_000020 was made again since, perhaps from another text: name"):
+        loss(source="sft", tag="tuned")
     set_parent({"stage": "base_train", "tag": "whole", "step": 19})
     with pytest.raises(UserError, match=r"the text is that of .*whole/step_000019, which is not there: name one with"):
         loss(source="sft", tag="tuned")

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from base_runs import SignalAfter, files_of
+from base_runs import SignalAfter, change_manifest, files_of
 from tune_runs import FromParent
 
 from nanochat.checkpoint import load
 from nanochat.log import harmless, read_metrics
+from nanochat.models import weights_hash
 from nanochat.paths import saved_steps
 
 STEPS = 4
@@ -74,7 +75,8 @@ def test_a_run_and_its_record(runs, whole) -> None:
     assert [*scores] == [0, 2, 4]
     assert saved_steps(runs.of("whole")) == [1, 2, 3, 4]
     manifest = load(runs.of("whole"), 4).manifest
-    assert manifest["parent"] == {"stage": "base_train", "tag": "parent", "step": 3}
+    sha256 = weights_hash(load(runs.of("parent"), 3).manifest)
+    assert manifest["parent"] == {"stage": "base_train", "tag": "parent", "step": 3, "sha256": sha256}
     assert manifest["config"]["chat_temperature"] == 0.6  # a base model has none
     record = runs.outcome("whole")
     assert (record["metrics"]["Task"], record["metrics"]["Number of iterations"]) == ("GSM8K", STEPS)
@@ -139,6 +141,14 @@ def test_the_entries_of_the_tables(runs, whole) -> None:
         assert metrics[f"GSM8K pass@1 {when}"]["value"] <= metrics[f"GSM8K pass@2 {when}"]["value"]
     assert [*runs.series("other", "eval/pass@2")] == [0, 4]
     assert runs.losses("other") != runs.losses("whole")
+    # --kl goes back to the parent: if it is trained again, a run that goes on says so.
+    path = runs.of("other") / "step_000004/manifest.json"
+    change_manifest(path, lambda manifest: manifest["parent"].update(sha256="0" * 64))
+    words = ("other", *entries, "--eval-samples=2", "--eval-every=0", "--top-k=0", "--num-iterations=6")
+    assert "parent/step_000003 is no longer the model that a later one began with" in runs.start(*words).refused()
+    change_manifest(path, lambda manifest: manifest["parent"].pop("sha256"))  # as earlier versions wrote it
+    runs.start(*words).done()
+    assert load(runs.of("other"), 6).manifest["parent"]["sha256"] == ""
     epoch = ("--num-iterations=-1", "--num-epochs=0.1", "--examples-per-step=8")
     runs.run("letters", "--task=arc-easy", "--eval-every=-1", *epoch)
     facts = runs.outcome("letters")["metrics"]

@@ -7,6 +7,8 @@ import pytest
 from chat_files import write_lines
 from tune_runs import Stages
 
+from nanochat.checkpoint import load_manifest
+from nanochat.models import weights_hash
 from nanochat.paths import read_json
 from nanochat.report.card import markdown, read_card
 from nanochat.stages import STAGES
@@ -49,7 +51,8 @@ def test_the_sections_have_the_fields_of_the_reference_and_mid_training_learns_a
     assert manifest["data"]["supervise"] == "all"
     # For the chat with this model.
     assert manifest["config"]["chat_temperature"] == 0.6
-    assert manifest["parent"] == {"stage": "base_train", "tag": "parent", "step": 6}
+    sha256 = weights_hash(load_manifest(base.folder / "base_train/parent", 6).manifest)
+    assert manifest["parent"] == {"stage": "base_train", "tag": "parent", "step": 6, "sha256": sha256}
 
 
 def test_it_is_recorded_what_was_learned_from(base) -> None:

@@ -82,6 +82,19 @@ def test_the_seed_gives_order_and_samples(small_hub) -> None:
     assert sorted(map(key, mix(TASKS, "aqua@50", seed=3))) == sorted(key(task[number]) for number in sample)
 
 
+def test_the_order_is_that_of_a_shuffle_of_the_rows(small_hub) -> None:
+    """As earlier versions shuffled them: their runs go on, and their figures stand."""
+    tasks = [TASKS[name]("train") for name in ("SmolTalk", "GSM8K")]
+    rows = []
+    for number, (task, epochs) in enumerate(zip(tasks, (1, 2), strict=True)):
+        sample = np.random.default_rng((5, number)).permutation(len(task))
+        rows += [(number, row) for row in [*sample] * epochs]
+    order = np.array(rows)
+    np.random.default_rng(5).shuffle(order)
+    found = mix(TASKS, "smoltalk,gsm8k:2", "train", seed=5)
+    assert [*map(key, found)] == [key(tasks[number][row]) for number, row in order.tolist()]
+
+
 def test_validation_has_every_held_out_row_once(small_hub, own_file) -> None:
     spec = f"smoltalk:2,arc-easy,aqua@7:3,identity,{own_file}:5"
     train, held_out = (mix(TASKS, spec, split, seed=3) for split in ("train", "validation"))

@@ -74,7 +74,7 @@ def main(config: Config) -> None:
             raise UserError(f"--models: {name} has weights that are not finite, such as {bad[0]}")
     if config.method == "soup":
         weights = list(merge.greedy_soup(tensors, partial(dev_score, config, first)).values())
-    parent = merge.read_parent(first) if config.method in merge.FROM_PARENT else None
+    parent = merge.read_parent(*models) if config.method in merge.FROM_PARENT else None
     start = parent.model_tensors() if parent else None
     merged = merge.merge(tensors.values(), weights, config.method, start, config.scale)
     facts = {"method": config.method, "weights": weights, "parent": merge.origin(parent) if parent else None}

@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanochat.checkpoint import MODEL, Checkpoint, Saver, hold, learned_from
+from nanochat.checkpoint import Checkpoint, Saver, hold, learned_from
 from nanochat.errors import UserError
 from nanochat.log import Record
-from nanochat.models import config_of, verified
+from nanochat.models import config_of, verified, weights_hash
 from nanochat.paths import stage_dir
 from nanochat.train import State
 
@@ -138,7 +138,7 @@ def read_models(stage: str, text: str) -> dict[str, tuple[Checkpoint, float]]:
         config = config_of(manifest)
         # One version of this code may have written another entry for the same model than the next.
         facts = {"kind": config.kind, **asdict(config)}
-        facts |= {"tokenizer": manifest["tokenizer"]["hash"], "parent": manifest["parent"] or tag}
+        facts |= {"tokenizer": manifest["tokenizer"]["hash"]} | _parent_facts(manifest, tag)
         for kind, value in facts.items():
             if value != alike.setdefault(kind, value):
                 raise UserError(f"--models: {name} has another {kind} than the models before it, {value}")
@@ -148,9 +148,26 @@ def read_models(stage: str, text: str) -> dict[str, tuple[Checkpoint, float]]:
     return found
 
 
-def read_parent(model: Checkpoint) -> Checkpoint:
-    """Return the checkpoint that a model's training started from."""
-    parent = model.manifest["parent"]
+def _parent_facts(manifest: Record, tag: str) -> Record:
+    """Return what models of one parent agree in; without a parent that is the run itself, of this tag."""
+    parent = manifest["parent"]
+    if not parent:
+        return {"parent": tag}
+    facts: Record = {"parent": {name: value for name, value in parent.items() if name != "sha256"}}
+    if parent.get("sha256"):  # checkpoints of earlier versions do not have it
+        facts["version of the parent"] = parent["sha256"]
+    return facts
+
+
+def _parent_record(models: Sequence[Checkpoint]) -> Record | None:
+    """Return what models of one parent have recorded of it, with the hash of its weights if one of them has it."""
+    records = [model.manifest["parent"] for model in models]
+    return next((record for record in records if record and record.get("sha256")), records[0])
+
+
+def read_parent(model: Checkpoint, *others: Checkpoint) -> Checkpoint:
+    """Return the checkpoint that a model's training started from, and that of others which began with the same."""
+    parent = _parent_record([model, *others])
     if not parent:
         raise UserError(f"{model.path} has no parent to compute changes from: --method=linear needs none")
     return verified(**parent)
@@ -158,8 +175,8 @@ def read_parent(model: Checkpoint) -> Checkpoint:
 
 def origin(model: Checkpoint) -> Record:
     """Return a model as the manifest of a merge names it."""
-    sha256 = model.manifest["files"][MODEL]["sha256"]
-    return {"stage": model.manifest["stage"], "tag": model.path.parent.name, "step": model.step, "sha256": sha256}
+    facts = {"stage": model.manifest["stage"], "tag": model.path.parent.name, "step": model.step}
+    return facts | {"sha256": weights_hash(model.manifest)}
 
 
 def write_merge(tag: str, models: Sequence[Checkpoint], tensors: Tensors, facts: Record) -> Path:
@@ -169,8 +186,8 @@ def write_merge(tag: str, models: Sequence[Checkpoint], tensors: Tensors, facts:
     """
     first = models[0]
     folder = stage_dir(first.manifest["stage"], tag)
-    taken = ("stage", "parent", "config", "tokenizer", "dtype", "model")
-    record = {name: first.manifest[name] for name in taken}
+    taken = ("stage", "config", "tokenizer", "dtype", "model")
+    record = {name: first.manifest[name] for name in taken} | {"parent": _parent_record(models)}
     record["suggestions"] = first.manifest.get("suggestions", {})
     record["public"] = first.manifest.get("public", {})
     loop = first.manifest["loop"]

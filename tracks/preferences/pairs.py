@@ -30,11 +30,10 @@ from nanochat.chat import (
     tools_of,
     without_null_arguments,
 )
-from nanochat.checkpoint import MODEL
 from nanochat.errors import TemplateError, UserError
 from nanochat.gpt import GPT
 from nanochat.log import Record, print0
-from nanochat.models import load_model
+from nanochat.models import load_model, weights_hash
 from nanochat.objectives import LossSum, Metric
 from nanochat.packing import REFUSED
 from nanochat.paths import base_dir, read_jsonl, text_sha256, write_bytes
@@ -285,9 +284,9 @@ class Pairs(PromptSource):
         assert not isinstance(parent, int)  # a checkpoint: pairs train no new model
         manifest = parent.manifest
         # A resumed run needs its parent no more.
-        weights = manifest["source"]["setting"]["parent"] if trainer.resumed else manifest["files"][MODEL]["sha256"]
+        self.parent = manifest["source"]["setting"]["parent"] if trainer.resumed else weights_hash(manifest)
         setting = {
-            "parent": weights,
+            "parent": self.parent,  # the SHA-256 of its weights
             "pairs": text_sha256(json.dumps(pairs)),
             "tokenizer": trainer.tokenizer.content_hash,
             "context": config.max_seq_len,
@@ -431,8 +430,10 @@ def open_pairs(trainer: "Trainer", pairs: Sequence[Pair], objective: Preference)
     source = Pairs(trainer, pairs)
     trainer.compare_ranks(source)
     parent = given(trainer.start.parent)
+    place = parent.stage, parent.tag, parent.step
     source.set_reference(
-        lambda: load_model(parent.stage, parent.tag, parent.step, trainer.runtime).model, trainer.device_rows
+        lambda: load_model(*place, trainer.runtime, sha256=source.parent).model,
+        trainer.device_rows,
     )
     with trainer.model.whole():  # ranks may have other numbers of micro-batches, and sharded layers gather in each
         loss, _ = pair_scores(trainer, source, objective, source.draw())["Loss"]

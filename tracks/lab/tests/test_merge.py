@@ -9,6 +9,7 @@ from torch.testing import assert_close
 from tune_runs import Tunes
 
 from nanochat.checkpoint import Saver, learned_from, load
+from nanochat.models import weights_hash
 
 FEW = ("--num-iterations=2", "--eval-every=-1", "--eval-metrics-every=-1")
 
@@ -44,7 +45,7 @@ def test_a_merge_is_a_checkpoint_like_any(merges) -> None:
         assert_close(value, first[name] + second[name] - start[name])
     merges.tune("child", *FEW, "--source=sft", "--model-tag=sum", "--no-warm-start").done()
     child = load(merges.of("child"), 2).manifest
-    assert child["parent"] == {"stage": "chat_sft", "tag": "sum", "step": 2}
+    assert child["parent"] == {"stage": "chat_sft", "tag": "sum", "step": 2, "sha256": weights_hash(both.manifest)}
     of_models = [learned_from(model.manifest) for model in (one, two)]
     assert child["learned"] == of_models[0] + of_models[1]
     assert of_models[0][-1] == ["base_train", "letters"]

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from nanochat.checkpoint import Saver, load
+from nanochat.errors import UserError
+from nanochat.models import weights_hash
 from nanochat.train import State
 from tracks.lab.merging import METHODS, greedy_soup, merge, read_models, read_parent, write_merge
 
@@ -57,12 +59,13 @@ def test_a_soup_keeps_the_models_that_help() -> None:
     assert greedy_soup(models, lambda found: -abs(float(found["a"]) - 1)) == {"far": 0, "low": 1, "high": 1}
 
 
-def save(folder, tag: str, parent: str = "p", width: int = 2, tokenizer: str = "t", step: int = 5):
+def save(folder, tag: str, parent: str = "p", width: int = 2, tokenizer: str = "t", step: int = 5, version: str = ""):
     """A checkpoint with a manifest as training writes it, but for the parts that merging does not read."""
     tensors = weights(sum(tag.encode()))
+    known = {"sha256": version} if version else {}  # earlier versions wrote none
     record = {
         "stage": "chat_sft",
-        "parent": {"stage": "chat_sft", "tag": parent, "step": 5} if parent else None,
+        "parent": {"stage": "chat_sft", "tag": parent, "step": 5} | known if parent else None,
         "config": {},
         "data": None,
         "source": None,
@@ -104,3 +107,18 @@ def test_checkpoints(base) -> None:
             read_models("chat_sft", text)
     with pytest.raises(ValueError, match="has no parent to compute changes from"):
         read_parent(read_models("chat_sft", "p")["p"][0])
+
+
+def test_a_parent_that_was_trained_again_is_another_one(base) -> None:
+    save(base, "p", parent="")
+    version = weights_hash(load(base / "chat_sft/p", 5).manifest)
+    for tag, of in {"old": "", "one": version, "two": version, "later": "0" * 64}.items():
+        save(base, tag, version=of)
+    models = [model for model, _ in read_models("chat_sft", "old,one,two").values()]
+    assert read_parent(*models).path.parent.name == "p"
+    merged = load(write_merge("both", models, models[0].model_tensors(), {}), 5)
+    assert merged.manifest["parent"]["sha256"] == version
+    with pytest.raises(UserError, match="later has another version of the parent than the models before it"):
+        read_models("chat_sft", "one,later")
+    with pytest.raises(UserError, match=r"p/step_0+5 is no longer the model that a later one began with"):
+        read_parent(*(load(base / "chat_sft" / tag, 5) for tag in ("old", "later")))

@@ -6,7 +6,7 @@ import shutil
 import signal
 
 import pytest
-from base_runs import SignalAfter, files_of
+from base_runs import SignalAfter, change_manifest, files_of
 from chat_files import write_lines
 from safetensors.torch import load_file, save_file
 from tune_runs import FromParent
@@ -79,6 +79,13 @@ def test_another_reference_is_refused_and_a_plan_needs_none(runs, whole, monkeyp
     save_file({"logprobs": right * (1 + 0.2 * (right < -5))}, path)
     assert re.match(r"the loss begins at 0\.\d+, not at ln 2: .*remove it", runs.refused("never"))
     path.unlink()
+    # The parent that computes them again has to be the one of then.
+    runs.run("stopped", before=SignalAfter(1, signal.SIGTERM))
+    shutil.rmtree(path.parent)
+    [manifest] = runs.of("stopped").glob("step_*/manifest.json")
+    change_manifest(manifest, lambda record: record["source"]["setting"].update(parent="0" * 64))
+    said = runs.refused("stopped")
+    assert "parent/step_000003 is no longer the model that a later one began with" in said
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(runs.folder))
     chat_dpo.main(parse(chat_dpo.Config, [*runs.own_flags, "--dry-run"]))
     assert "\nSteps: about " in capsys.readouterr().out
