@@ -3,6 +3,7 @@
 python -m tracks.golf.pack --tag=golf-1
 """
 
+import math
 import time
 from dataclasses import asdict
 from functools import partial
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from nanochat.config import Count, option, options, run_script
 from nanochat.errors import UserError
-from nanochat.log import Record, table_of
+from nanochat.log import Record, print0, table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir, write_bytes
 from nanochat.settings import TagSettings
@@ -36,6 +37,7 @@ ROUNDS = 5  # of the search for the finest steps that fit
 ROOM_LEFT = 0.002  # share of the room that may stay empty
 FINEST = 0.25  # factor for the clips
 COARSEST = 4.0
+OTHER_STEPS = 0.1  # in the logarithm, about 10 %: training did not get used to these steps
 Packed = tuple[int, bytes]  # bytes of the model, which are the file without its vocabulary; the file
 
 
@@ -149,11 +151,27 @@ def fill_room(pack: "Callable[[float], Packed]", room: int, codes: int) -> Packe
     return max((packed for packed in tried if packed[0] <= room), default=tried[-1])
 
 
+def step_ratio(packed: "Artifact", qat: str) -> float:
+    """Return by how much the steps of a file's codes are larger than those that training rounded to; 1: no clips.
+
+    qat: the plan of the training. Of matrices with unlike ratios, the one that is farthest off.
+    """
+    from nanochat.quant import assign, parse_recipe
+
+    ratios = [1.0]
+    for name, recipe in assign(qat, packed.recipes).items():
+        trained, packs = parse_recipe(recipe).clip, parse_recipe(packed.recipes[name]).clip
+        if trained and packs:
+            ratios.append(packs / trained)
+    return max(ratios, key=lambda ratio: abs(math.log(ratio)))
+
+
 def main(config: Config) -> None:
     started = time.monotonic()
     from nanochat.dataloader import corpus_of
     from nanochat.evals.bpb import read_text, text_bpb
     from nanochat.models import load_model
+    from nanochat.quant import scale_clip
     from nanochat.runtime import setup
     from tracks.golf.artifact import read_artifact
     from tracks.golf.model import require_golf
@@ -183,6 +201,13 @@ def main(config: Config) -> None:
         text = read_text(corpus.batches("val"), tokenizer, config.eval_bytes or scale.eval_bytes)
         before = text_bpb(model, text, model.config.max_seq_len, ROWS, runtime).value
 
+    artifact = read_artifact(data)
+    ratio = step_ratio(artifact, trained["qat"]) if trained.get("qat") else 1.0
+    if abs(math.log(ratio)) > OTHER_STEPS:
+        better = scale_clip(trained["qat"], ratio)
+        print0(
+            f"the file's codes have {ratio:.2f} times the steps that the model was trained with: try --qat='{better}'"
+        )
     parameters = sum(value.numel() for value in model.parameters())
     shards = checkpoint.manifest["num_shards"]
     outcome.metrics = {
@@ -200,7 +225,7 @@ def main(config: Config) -> None:
         "Packing seconds": measured(packing, spec=".1f"),
         "bpb before quantization": measured(before),
     }
-    outcome.tables = [tensors_table(read_artifact(data))]
+    outcome.tables = [tensors_table(artifact)]
     outcome.add_artifact(path)
     outcome.finish()
 

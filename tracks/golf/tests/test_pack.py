@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from base_runs import Base
+from base_runs import Base, change_manifest
 
 from nanochat.paths import read_json
 from tracks.golf import pack as golf_pack
@@ -45,6 +45,23 @@ def test_the_finest_codes_that_fit_fill_the_bytes_and_come_again(base) -> None:
     for *_, bits, by_entropy, taken in tensors["rows"]:
         assert 0 < bits < 8
         assert taken > 0.98 * by_entropy
+
+
+def test_steps_that_training_did_not_round_to_are_named(base, monkeypatch, capsys) -> None:
+    """As when the code grows, and leaves fewer bytes to the model."""
+    golf_pack.main(golf_pack.Config(tag="entry", plan=PLAN, model_bytes=0, eval_bytes=3000))
+    assert "times the steps" not in capsys.readouterr().out  # no --qat
+    artifact = read_artifact((base.folder / "golf_pack/entry/artifact.golf").read_bytes())
+    assert golf_pack.step_ratio(artifact, PLAN) == 1
+    assert golf_pack.step_ratio(artifact, "embed=int8-row+clip-18,blocks=int6-row+clip-6") == 2
+    assert golf_pack.step_ratio(artifact, "embed=int8-row+clip-40,blocks=int6-row") == 0.5
+    *_, path = sorted((base.folder / "base_train/entry").glob("step_*/manifest.json"))
+    change_manifest(
+        path, lambda manifest: manifest["config"].update(qat="embed=int8-row+clip-10,blocks=int6-row+clip-6")
+    )
+    golf_pack.main(golf_pack.Config(tag="entry", plan=PLAN, model_bytes=0, eval_bytes=3000))
+    said = capsys.readouterr().out
+    assert "2.00 times the steps that the model was trained with: try --qat='embed=int8-row+clip-20,blocks=" in said
 
 
 def test_the_clock_runs_through_calibration_and_packing(base, monkeypatch) -> None:
