@@ -74,9 +74,13 @@ esac
 { job=$("$python" -m scripts.plan --cwd="$from" --save=4 "$@" 4>&1 >&3); } 3>&1
 exec 9>>"$job/lock"
 
+# Stages that have finished, from the first one on: a process looks at them together, in a quarter of a second.
+finished=$("$python" -m nanochat.jobs.runner --job="$job" --finished)
+
 # A stage is `python -m scripts.STAGE`, under torchrun if there are several GPUs. A finished stage is skipped, a stopped
 # one resumes, one with changed flags or inputs is repeated. A failure ends this script.
 stage() {
+  case " $finished " in *" $1 "*) printf '== %s: already finished\n' "$1" && return ;; esac
   "$python" -m nanochat.jobs.runner --job="$job" --step="$1" --lock=9 & running=$!
   wait "$running" # unlike a command in the foreground, a wait ends at a signal
   running=

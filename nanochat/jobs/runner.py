@@ -282,6 +282,19 @@ def has_finished(job: Job, step: Step) -> bool:
     return bool(saved_record(job.record(step)).get("finished")) and step.outcome.exists()
 
 
+def first_finished(job: Job) -> list[str]:
+    """Return the names of the first steps that would be skipped, up to one that has to run, or always runs."""
+    names = []
+    for step in job.steps:
+        if step.skip:
+            continue
+        record = saved_record(job.record(step))
+        if not has_finished(job, step) or reason_to_repeat(record, step, input_hashes(step)):
+            break
+        names.append(step.name)
+    return names
+
+
 def closing_lines(job: Job) -> list[str]:
     """Return the lines to print after the last step: what was left out without being planned, and the planned ones."""
     # Whether the files have come meanwhile does not matter.
@@ -387,10 +400,14 @@ class Config:
     job: str = option("", "folder of the job")
     step: str = option("", "name of the step")
     lock: Count = option(9, "descriptor that holds the job's lock")
+    finished: bool = option(False, "print the names of the first steps that have finished, and run none")
 
 
 def main(config: Config) -> None:
     job = load_job(Path(config.job))
+    if config.finished:
+        print0(*first_finished(job))
+        return
     step = job.step(config.step)
     take_lock(config.lock, job.folder)
     # The running step can save and end.

@@ -85,6 +85,20 @@ def test_a_job_runs_resumes_and_repeats_a_changed_step_with_its_children(job, ca
     assert (kept / "made").read_text() == "--depth=1"
 
 
+def test_the_first_finished_steps_end_where_one_has_to_run(job, base) -> None:
+    """speedrun.sh skips them without a process each."""
+    own = job(tok_train=("", ""), base_train=("tok_train", ""), base_loss=("base_train", ""))
+    assert runner.first_finished(own) == []
+    run_all(own)
+    assert runner.first_finished(own) == ["tok_train", "base_train", "base_loss"]
+    left_out = replace(own, steps=[replace(own.steps[0], skip="it is not needed"), *own.steps[1:]])
+    assert runner.first_finished(left_out) == ["base_train", "base_loss"]
+    changed = replace(own.steps[1], command=[*own.steps[1].command, "--seed=2"])
+    assert runner.first_finished(replace(own, steps=[own.steps[0], changed, own.steps[2]])) == ["tok_train"]
+    (base / "tok_train/t/outcome.json").unlink()
+    assert runner.first_finished(own) == []
+
+
 def test_a_failed_step_names_its_log_and_the_command_that_resumes(job, capsys, base) -> None:
     own = job(tok=("", ""), base=("tok", "--fail"), sft=("base", ""))
     assert run_all(own) == 2
