@@ -74,7 +74,7 @@ esac
 { job=$("$python" -m scripts.plan --cwd="$from" --save=4 "$@" 4>&1 >&3); } 3>&1
 exec 9>>"$job/lock"
 
-# Stages that have finished, from the first one on: a process looks at them together, in a quarter of a second.
+# Stages that have finished, from the first one on: one process looks at them together.
 finished=$("$python" -m nanochat.jobs.runner --job="$job" --finished)
 
 # A stage is `python -m scripts.STAGE`, under torchrun if there are several GPUs. A finished stage is skipped, a stopped

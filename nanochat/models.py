@@ -374,8 +374,8 @@ def verified(stage: str, tag: str, step: int = -1, optimizer: bool = False, sha2
     found = _there(stage, folder, found)
     if sha256 not in ("", weights_hash(found.manifest)):
         raise UserError(
-            f"{found.path} is no longer the model that a later one began with, it was made again: "
-            "train the later one again too"
+            f"the weights in {found.path} have changed since another model was trained from them: "
+            "train that model again"
         )
     return found
 

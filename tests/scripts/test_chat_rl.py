@@ -145,7 +145,7 @@ def test_the_entries_of_the_tables(runs, whole) -> None:
     path = runs.of("other") / "step_000004/manifest.json"
     change_manifest(path, lambda manifest: manifest["parent"].update(sha256="0" * 64))
     words = ("other", *entries, "--eval-samples=2", "--eval-every=0", "--top-k=0", "--num-iterations=6")
-    assert "parent/step_000003 is no longer the model that a later one began with" in runs.start(*words).refused()
+    assert "parent/step_000003 have changed since another model was trained from them" in runs.start(*words).refused()
     change_manifest(path, lambda manifest: manifest["parent"].pop("sha256"))  # as earlier versions wrote it
     runs.start(*words).done()
     assert load(runs.of("other"), 6).manifest["parent"]["sha256"] == ""

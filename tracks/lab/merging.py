@@ -166,7 +166,7 @@ def _parent_record(models: Sequence[Checkpoint]) -> Record | None:
 
 
 def read_parent(model: Checkpoint, *others: Checkpoint) -> Checkpoint:
-    """Return the checkpoint that a model's training started from, and that of others which began with the same."""
+    """Return the checkpoint that a model's training started from. others: further models of the same parent."""
     parent = _parent_record([model, *others])
     if not parent:
         raise UserError(f"{model.path} has no parent to compute changes from: --method=linear needs none")

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from base_runs import Base, change_manifest
@@ -15,18 +16,18 @@ PLAN = "embed=int8-row+clip-20,blocks=int6-row+clip-12"
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
+def base(tmp_path_factory) -> Base:
     base = Base(tmp_path_factory.mktemp("golf"))
     base.run("entry", "--model=golf")
     return base
 
 
 @pytest.fixture(autouse=True)
-def here(base, monkeypatch):
+def here(base, monkeypatch) -> None:
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
 
 
-def packed(base):
+def packed(base) -> dict[str, Any]:
     return read_json(base.folder / "golf_pack/entry/outcome.json")
 
 
@@ -67,7 +68,7 @@ def test_steps_that_training_did_not_round_to_are_named(base, monkeypatch, capsy
 def test_the_clock_runs_through_calibration_and_packing(base, monkeypatch) -> None:
     clock, real, read = [0.0], time.monotonic, golf_pack.calibration_batches
 
-    def planted(*arguments):
+    def planted(*arguments: Any) -> Any:
         clock[0] += 20.0
         return read(*arguments)
 

@@ -85,7 +85,7 @@ def test_another_reference_is_refused_and_a_plan_needs_none(runs, whole, monkeyp
     [manifest] = runs.of("stopped").glob("step_*/manifest.json")
     change_manifest(manifest, lambda record: record["source"]["setting"].update(parent="0" * 64))
     said = runs.refused("stopped")
-    assert "parent/step_000003 is no longer the model that a later one began with" in said
+    assert "parent/step_000003 have changed since another model was trained from them" in said
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(runs.folder))
     chat_dpo.main(parse(chat_dpo.Config, [*runs.own_flags, "--dry-run"]))
     assert "\nSteps: about " in capsys.readouterr().out
