@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Literal
 
 from nanochat.config import Count, option, options, run_script
 from nanochat.errors import UserError
-from nanochat.log import Record, table_of
+from nanochat.log import Record
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir, write_json
 from nanochat.settings import TagSettings
 from nanochat.statistics import measured
 from tracks.golf.entries import SCALES, code_bytes
-from tracks.golf.eval import check_rows, record_of
+from tracks.golf.eval import record_of
+from tracks.golf.series import own_checks_table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -159,7 +160,7 @@ def main(config: Config) -> None:
         "Checking seconds": measured(checked["seconds"], spec=".1f"),
         **{name: packed.metrics[name] for name in ("Scale", "Steps", "Training seconds", "Packing seconds")},
     }
-    outcome.tables = [table_of("Checks", "Rule | Passed by", check_rows(checked))]
+    outcome.tables = [own_checks_table(checked)]
     outcome.add_artifact(sums)
     outcome.finish()
 

@@ -24,7 +24,16 @@ from nanochat.paths import read_sha256, stage_dir, write_json
 from nanochat.settings import TagSettings
 from nanochat.statistics import measured
 from tracks.golf.entries import BASELINES, SCALES, Scale, ScaleName, check_size
-from tracks.golf.series import CHECKS, best_baseline, checks_table, comparison_table, read_arm, require_equal
+from tracks.golf.series import (
+    CHECKS,
+    best_baseline,
+    checks_of,
+    checks_table,
+    comparison_table,
+    own_checks_table,
+    read_arm,
+    require_equal,
+)
 
 SHORTEST = 8  # tokens; strides are the context halved, down to this
 MARGIN = 2.0  # allowed time over the estimate: the machine may become busy
@@ -147,22 +156,6 @@ def choose_stride(asked: int, plain: Record, scale: Scale) -> int:
     return asked or context
 
 
-def check_rows(checked: Record) -> list[list[str]]:
-    """Return the rules that an artifact was checked for, and what was looked at."""
-    return [
-        ["normalised", f"{checked['places']:,} places, the largest error of a sum is {checked['sum']:.1e}"],
-        [
-            "causal",
-            f"{checked['rows']:,} rows with another token, largest difference before it {checked['causal']:.1e} nats",
-        ],
-        [
-            "score first",
-            f"the same rows again, largest difference {checked['again']:.1e} nats; the weights are the same",
-        ],
-        ["bytes", f"{checked['bytes']:,}, read again from the file"],
-    ]
-
-
 def record_of(path: Path) -> Outcome:
     """Return the record of an artifact that tracks.golf.pack has finished; UserError for any other file."""
     record = path.with_name("outcome.json")
@@ -216,7 +209,7 @@ def evaluate(config: Config) -> None:
     outcome.tables = [
         table_of("Bytes", "Group | Bytes:,d", list((groups | apart).items())),
         table_of("Code of the scoring process", "File | Bytes:,d", list(plain["sources"].items())),
-        table_of("Checks", "Rule | Passed by", check_rows(checked)),
+        own_checks_table(checked),
         *packed.tables,
     ]
     print0(
@@ -251,7 +244,7 @@ def compare(config: Config) -> None:
     if others:
         title = f"{own.name} without a trick each, against it"
         outcome.tables.append(comparison_table(title, [own, *others], own))
-    outcome.tables.append(checks_table([own, *others, *baselines.values()]))
+    outcome.tables.append(checks_table(checks_of([own, *others, *baselines.values()])))
     outcome.tables += [table for table in own.runs[0].tables if table["title"] != CHECKS]  # of its first seed
     clock = {"title": "Validation over the clock, first seed", "x": "seconds", "y": "bits per byte", "series": {}}
     for entry in (own.name, best.name):

@@ -1,7 +1,7 @@
 """Series: the finished runs TAG-ENTRY-SEED of golf, a few entries with several seeds each, and their comparison."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -16,7 +16,14 @@ from tracks.golf.train import Config as Training
 
 SIGNIFICANT = 0.05  # a difference with a larger p, corrected for the table, is within the noise of the seeds
 EQUAL = ("Scale", "Stride", "Text")  # metrics that runs share, or their scores cannot be compared
-CHECKS = "Checks"  # title of the table of what tracks.golf.eval has checked before a score
+CHECKS = "Checks before the score"  # title of the table of what was checked of one artifact
+CHECKED = "Places:,d | Normalised:.1e | Causal:.1e | Score first:.1e | Bytes:,d"
+CHECKED_NOTE = (
+    "An artifact is checked before each of its scores, and one that breaks a rule has none. Places: at which the"
+    " probabilities of the whole vocabulary were added up. Normalised: the largest error of such a sum. Causal: the"
+    " largest difference, in nats, before a changed token. Score first: the same for the same rows again, after which"
+    " the weights are the same. Bytes: of the file, whose parts were the whole of it."
+)
 TIMED = ["compile"]  # settings of training that a run may change, but that change what it does on the clock
 COSTS = ("Bytes", "Training seconds", "Packing seconds")
 COLUMNS = (
@@ -103,8 +110,9 @@ def read_arm(tag: str, name: str, seeds: int) -> Arm:
     for run, outcome in runs.items():
         if not any(table["title"] == CHECKS for table in outcome.tables):
             raise UserError(
-                f"{run} was scored before artifacts were checked, and an artifact that may break a rule is not"
-                f" compared: run python -m tracks.golf.eval --tag={run} --stride={outcome.figure('Stride')}"
+                f"{run} was scored by an earlier version, without the figures of its checks, and an artifact that may"
+                f" break a rule is not compared: run python -m tracks.golf.eval --tag={run}"
+                f" --stride={outcome.figure('Stride')}"
             )
     return Arm(name, list(runs.values()))
 
@@ -139,12 +147,32 @@ def comparison_table(title: str, arms: Sequence[Arm], other: Arm) -> Record:
     return table_of(title, COLUMNS, rows)
 
 
-def checks_table(arms: Sequence[Arm]) -> Record:
-    """Return the table of what was checked before the score of each run."""
+def checked_figures(checked: Record) -> list[Any]:
+    """Return what was checked of one artifact (tracks.golf.checks) as the columns of CHECKED."""
+    return [checked[name] for name in ("places", "sum", "causal", "again", "bytes")]
+
+
+def own_checks_table(checked: Record) -> Record:
+    """Return the table of what was checked of one artifact."""
+    return table_of(CHECKS, CHECKED, [checked_figures(checked)], CHECKED_NOTE)
+
+
+def checks_table(checked: Mapping[str, Sequence[Sequence[Any]]]) -> Record:
+    """Return the table of what was checked before the scores of each arm: the fewest places, the largest figures.
+
+    checked: arm -> of each score, the columns of CHECKED.
+    """
     rows = []
-    for run in (run for arm in arms for run in arm.runs):
-        [checks] = [table for table in run.tables if table["title"] == CHECKS]
-        passed = dict(checks["rows"])
-        rows.append([run.tag, *(passed.get(rule) for rule in ("normalised", "causal", "score first", "bytes"))])
-    note = "Each artifact was checked before its score, and one that breaks a rule has none."
-    return table_of("Checks before the scores", "Run | Normalised | Causal | Score first | Bytes", rows, note)
+    for name, scores in checked.items():
+        places, *largest = zip(*scores, strict=True)
+        rows.append([name, len(scores), min(places), *map(max, largest)])
+    note = f"{CHECKED_NOTE} Of each arm, the fewest places and the largest of the other figures."
+    return table_of("Checks before the scores", f"Arm | Scores | {CHECKED}", rows, note)
+
+
+def checks_of(arms: Sequence[Arm]) -> dict[str, list[list[Any]]]:
+    """Return what was checked of the runs of each arm, for checks_table."""
+    return {
+        arm.name: [row for run in arm.runs for table in run.tables if table["title"] == CHECKS for row in table["rows"]]
+        for arm in arms
+    }

@@ -24,6 +24,7 @@ from nanochat.statistics import Metrics, measured
 from tracks.golf.arms import SEED_NAME, STRIDE, Arm, arm_flags, arms_of, trained
 from tracks.golf.documents import FILE, TextName
 from tracks.golf.entries import SCALES, undo
+from tracks.golf.series import checked_figures, checks_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +36,6 @@ COLUMNS = (
     "Claim | The seed's figure | Instead | Gain, selection text:+.4f | ±:.4f | p:.2g | Gain, reporting text:+.4f"
     " | ± of it:.4f | Seeds | Steps:,.0f | Seconds per step:.3g | Seconds:,.0f | Bytes:,.0f | Verdict"
 )
-CHECKS = "Arm | Scores | Places:,d | Normalised:.1e | Causal:.1e | Score first:.1e | Bytes:,d"
 DRIFT = 0.05  # of the row's seconds per step, by which those of an arm of its shape may differ
 TITLES: dict[TextName, str] = {"choose": "selection text", "report": "reporting text"}
 
@@ -252,20 +252,9 @@ def entry_table(arms: Sequence[Arm], chosen: "Mapping[str, Difference]", found: 
     return table_of("The entry by these verdicts", "Claim | Taken | Why", rows, note)
 
 
-def checks_table(choose: Found, report: Found) -> Record:
-    """Return the table of what was checked of the runs of each arm, on both texts, before their scores."""
-    rows = []
-    for name, own in choose.checked.items():
-        checked = own + report.checked[name]
-        largest = [max(one[rule] for one in checked) for rule in ("sum", "causal", "again", "bytes")]
-        rows.append([name, len(checked), min(one["places"] for one in checked), *largest])
-    note = (
-        "Each artifact was checked before each of its scores, and an arm that breaks a rule has none. Places: the"
-        " fewest of a score. Normalised: the largest error of a sum of probabilities. Causal: the largest difference,"
-        " in nats, before a changed token. Score first: the same for the same rows again. Bytes: of the largest file,"
-        " whose parts were the whole of it."
-    )
-    return table_of("Checks before the scores", CHECKS, rows, note)
+def checks_of(choose: Found, report: Found) -> dict[str, list[list[Any]]]:
+    """Return what was checked of the runs of each arm, on both texts, before their scores."""
+    return {name: [checked_figures(one) for one in own + report.checked[name]] for name, own in choose.checked.items()}
 
 
 def figures(choose: Found, report: Found) -> Metrics:
@@ -306,7 +295,7 @@ def main(config: Config) -> None:
     report = read_study(config.tag, arms, counts, "report")
     outcome.metrics = figures(choose, report)
     entry = entry_table(arms, choose.verdicts(), choose)
-    outcome.tables = [claims_table(arms, choose, report), checks_table(choose, report), entry]
+    outcome.tables = [claims_table(arms, choose, report), checks_table(checks_of(choose, report)), entry]
     outcome.finish()
 
 

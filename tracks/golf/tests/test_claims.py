@@ -76,7 +76,11 @@ def test_a_study_is_stopped_resumed_and_written_once(
     assert "### Checks before the scores" in text
     assert [row[:2] for row in record["tables"][1]["rows"]] == [["seed", 4], ["no-qat", 4]]
     [checks] = read_json(base / "golf_documents/tiny-no-qat-1-report/outcome.json")["tables"]
-    assert [rule for rule, _ in checks["rows"]] == ["normalised", "causal", "score first", "bytes"]
+    assert [name for name, _ in checks["columns"]] == ["Places", "Normalised", "Causal", "Score first", "Bytes"]
+    [[places, *differences, size]] = checks["rows"]
+    assert places >= 1000
+    assert max(differences) < 1e-3
+    assert size == (base / "golf_pack/tiny-no-qat-1/artifact.golf").stat().st_size
     texts = {record["metrics"][f"Text for {name}"].split(",")[0] for name in ("selection", "reporting")}
     assert len(texts) == 2
 
