@@ -203,6 +203,7 @@ SECTIONS = {
     "practice": "Practice",
     "recursion_eval": "Recursion",
     "recursion_depth": "Recursion, test-time depth",
+    "recursion_pairs": "Recursion, two ways to train the exits",
     "golf_eval": "Golf",
     "golf_judge": "Golf, an entry from elsewhere",
     "golf_claims": "Golf, the claims of its seed",

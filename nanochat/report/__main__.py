@@ -21,7 +21,7 @@ class Config:
     """Write the report card for all finished stages, or compare two runs."""
 
     out: str = option("report.md", "file for the card; .html, .json and pictures are written next to it")
-    tag: str = option("", "tag of the run; empty: all tags")
+    tag: str = option("", "tag of the run, or several with commas between them; empty: all tags")
     compare: tuple[str, ...] = option((), "two runs: folders or report.json files")
 
     def __post_init__(self) -> None:

@@ -58,10 +58,13 @@ def cost(outcomes: Sequence[Outcome]) -> float | None:
 
 
 def read_card(base: Path, tag: str = "") -> Card:
-    """Return the card for all outcomes below `base`, or for one tag."""
-    outcomes = read_outcomes(base, tag)
+    """Return the card for all outcomes below `base`, or for those of some tags, with commas between them."""
+    found = {one: read_outcomes(base, one) for one in list(filter(None, tag.split(","))) or [""]}
+    outcomes = [outcome for own in found.values() for outcome in own]
     if not outcomes:
         raise UserError(f"no stage has left an outcome below {base}, run one first or set another NANOCHAT_BASE_DIR")
+    if missing := [one for one, own in found.items() if not own]:
+        raise UserError(f"--tag={tag}: no stage has left an outcome with the tag {' or '.join(missing)}")
     # Unknown stages come last. A stable sort: tags of one stage keep their order.
     outcomes.sort(key=lambda outcome: [*TITLES, outcome.stage].index(outcome.stage))
     newest = max(outcomes, key=attrgetter("ended"))

@@ -8,6 +8,7 @@ import pytest
 from markdown_it import MarkdownIt
 from outcomes import leave, sections
 
+from nanochat.errors import UserError
 from nanochat.log import format_value
 from nanochat.paths import write_json
 from nanochat.report.card import hourly_rate, markdown, read_card
@@ -54,6 +55,10 @@ def test_stages_in_order_unknown_ones_last_and_none_lost(tmp_path) -> None:
     assert list(sections(render(tmp_path))) == ["Environment", *names, "Summary"]
     card = read_card(tmp_path, tag="a")
     assert [share["title"] for share in card["summary"]["shares"]] == ["Tokenizer training"]
+    card = read_card(tmp_path, tag="b,x")
+    assert [share["title"] for share in card["summary"]["shares"]] == ["Tokenizer training", "ant", "zebra"]
+    with pytest.raises(UserError, match=r"^--tag=a,c: no stage has left an outcome with the tag c$"):
+        read_card(tmp_path, tag="a,c")
 
 
 def test_tables(tmp_path) -> None:

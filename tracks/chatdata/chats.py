@@ -15,7 +15,7 @@ from nanochat.errors import UserError
 from nanochat.log import print0
 from nanochat.paths import hold_folder, read_json, stage_dir, text_sha256, tokenizer_file, write_json
 from nanochat.settings import TagSettings
-from tracks.chatdata.filters import Context, FilterSettings, check_settings, pairs
+from tracks.chatdata.filters import Context, FilterSettings, buckets_with_rows, check_settings, chosen_filters, pairs
 
 
 @options("data")
@@ -52,6 +52,17 @@ def check(config: Config) -> None:
         raise UserError("--sources is empty, write it like facts=World-Chat,web=json:my.jsonl")
     check_names("--licenses: the bucket", pairs(config.licenses), buckets)
     check_settings(config, buckets)
+    if config.against and len(unsearched(config)) == len(buckets_with_rows(config, buckets)):
+        raise UserError(
+            f"--against={config.against} is for the filter contamination, which --filters leaves out for all buckets:"
+            " add it to a list, or leave out --against"
+        )
+
+
+def unsearched(config: Config) -> list[str]:
+    """Return the buckets whose rows are not searched for questions of benchmarks, as --filters says."""
+    found = buckets_with_rows(config, pairs(config.sources))
+    return [bucket for bucket in found if "contamination" not in chosen_filters(config, bucket)]
 
 
 def main(config: Config) -> None:
@@ -65,6 +76,8 @@ def main(config: Config) -> None:
 
     check(config)
     outcome = Outcome.begin("chats", config.tag, config)
+    if config.against and (without := unsearched(config)):
+        print0(f"chats: --filters leaves out contamination for {', '.join(without)}: questions may stay in their rows")
     tests = open_tasks(config.against, unsafe_exec=True, tokenizer=config.tokenizer_tag) if config.against else {}
     tokenizer = Tokenizer.load(tokenizer_file(config.tokenizer_tag))
     sources = open_sources(config.sources, config.licenses, TASKS, config.tokenizer_tag)

@@ -278,6 +278,15 @@ def chosen_filters(settings: FilterSettings, bucket: str = ALL) -> list[str]:
     return chosen
 
 
+def buckets_with_rows(settings: FilterSettings, buckets: Collection[str]) -> list[str]:
+    """Return the buckets of the output: those of the sources, and the parts in place of those that are split."""
+    return [
+        name
+        for bucket in buckets
+        for name in ([f"{bucket}-{topic}" for topic in TOPICS] if settings.is_split(bucket) else [bucket])
+    ]
+
+
 def least_similarity(settings: FilterSettings, bucket: str) -> float:
     """Return the similarity from which on the filter `near` drops a row of a bucket."""
     return number_for(settings.near, NEAR, settings, bucket)

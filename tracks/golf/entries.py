@@ -60,6 +60,8 @@ class Scale:
     device: str = "cpu"  # of the scoring process
 
 
+MARGIN = 2.0  # allowed time of scoring over the estimate: the machine may become busy
+
 # Validation is not on the clock; the card draws it over the clock.
 QUIET = {"--eval-every": "400", "--save-every": "-1", "--eval-bytes": "100000", "--window-pattern": "L"}
 SMALL = {**QUIET, "--head-dim": "32", "--max-seq-len": "256", "--warmup-steps": "20", "--weight-decay": "0.01"}

@@ -23,7 +23,7 @@ from nanochat.outcome import Outcome
 from nanochat.paths import read_sha256, stage_dir, write_json
 from nanochat.settings import TagSettings
 from nanochat.statistics import measured
-from tracks.golf.entries import BASELINES, SCALES, Scale, ScaleName, check_size
+from tracks.golf.entries import BASELINES, MARGIN, SCALES, Scale, ScaleName, check_size
 from tracks.golf.series import (
     CHECKS,
     best_baseline,
@@ -36,7 +36,6 @@ from tracks.golf.series import (
 )
 
 SHORTEST = 8  # tokens; strides are the context halved, down to this
-MARGIN = 2.0  # allowed time over the estimate: the machine may become busy
 CODE = ("nanochat", "tracks/__init__.py", "tracks/golf")  # what has all of the scoring code
 MEMORY = 2**36  # address space of the scoring process; the libraries reserve far more than they use
 

@@ -23,7 +23,7 @@ from nanochat.settings import TagSettings
 from nanochat.statistics import Metrics, measured
 from tracks.golf.arms import SEED_NAME, STRIDE, Arm, arm_flags, arms_of, trained
 from tracks.golf.documents import FILE, TextName
-from tracks.golf.entries import SCALES, undo
+from tracks.golf.entries import MARGIN, SCALES, undo
 from tracks.golf.series import checked_figures, checks_table
 
 if TYPE_CHECKING:
@@ -163,13 +163,25 @@ def bytes_over(arm: Arm, found: Found) -> int:
     return max(run.figure("Bytes") for run in runs) - SCALES[runs[0].figure("Scale")].bytes
 
 
+def takes_too_long(arm: Arm, found: Found) -> bool:
+    """Return True for a stride whose scores would take more than the scale's time, with the margin of golf.eval."""
+    if arm.stride is None:
+        return False
+    runs = found.outcomes[SEED_NAME]
+    scale = SCALES[runs[0].figure("Scale")]
+    share = scale.eval_bytes / _mean(runs, "Bytes of text")  # the study's texts may have another size
+    return MARGIN * share * _mean(runs, f"Scoring seconds, stride {arm.stride}") > scale.scoring
+
+
 def remarks(arm: Arm, found: Found) -> list[str]:
-    """Return what has to be known beside a verdict: a file over the budget, and steps that took another time."""
+    """Return what has to be known beside a verdict: a file over the budget, slow scores, steps of another duration."""
     runs = found.outcomes[arm.name if arm.stride is None else SEED_NAME]
     said = []
     over = bytes_over(arm, found)
     if over > 0:
         said.append(f"{over:,} bytes over the budget")
+    if takes_too_long(arm, found):
+        said.append("scoring takes more than half of its time limit")
     if arm.stride is None and arm.has_the_rows_shape:
         # Over the same seeds, so that a later seed of the row is not compared with an earlier one of the arm.
         change = seconds_per_step(runs) / seconds_per_step(found.outcomes[SEED_NAME][: len(runs)]) - 1
@@ -223,8 +235,8 @@ def claims_table(arms: Sequence[Arm], choose: Found, report: Found) -> Record:
 def entry_table(arms: Sequence[Arm], chosen: "Mapping[str, Difference]", found: Found) -> Record:
     """Return the table of what the verdicts make of the row, and the flags of that entry.
 
-    A claim that loses is replaced by the arm that beats it most and fits into the budget. Of each claim alone: that the
-    changes help together was not measured.
+    A claim that loses is replaced by the arm that beats it most and fits into bytes and scoring time. Of each claim
+    alone: that the changes help together was not measured.
     """
     rows = []
     scale = found.outcomes[SEED_NAME][0].figure("Scale")
@@ -232,14 +244,14 @@ def entry_table(arms: Sequence[Arm], chosen: "Mapping[str, Difference]", found: 
     for claim in dict.fromkeys(arm.claim for arm in arms):
         own = [arm for arm in arms if arm.claim == claim]
         better = [arm for arm in own if chosen[arm.name].verdict == "loses"]
-        fitting = [arm for arm in better if bytes_over(arm, found) <= 0]
+        fitting = [arm for arm in better if bytes_over(arm, found) <= 0 and not takes_too_long(arm, found)]
         if fitting:
             best = min(fitting, key=lambda arm: chosen[arm.name].gain)
             flags = undo(flags, best.trick)
             stride = stride if best.stride is None else best.stride
             rows.append([claim, best.instead, "the claim loses"])
         elif better:
-            rows.append([claim, "the claim", "it loses, but what beats it is over the budget"])
+            rows.append([claim, "the claim", "it loses, but what beats it is over the budget of bytes or scoring time"])
         elif all(chosen[arm.name].verdict == "gains" for arm in own):
             rows.append([claim, "the claim", "it gains"])
         else:

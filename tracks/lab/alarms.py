@@ -6,23 +6,28 @@ beside those of its parent: right answers in the `stable` benchmarks, and answer
 - loss, gradient norm (both as logarithms): a step far above the steps before it, or an end above the first step. A
   spike of one or two steps breaks nothing.
 - share: one of the shares is at least 10 points and more than 5 errors below the parent's.
+- collapse: 95 % of the answers in a stable benchmark are the same, and other answers are that far below the parent's.
 - staircase: the training loss steps down where epochs end, since rows are repeated. It breaks nothing.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from nanochat.log import Record
+from nanochat.paths import read_json
 from nanochat.statistics import Estimate
 
 LEFT_OUT = "left_out.json"  # in the folder of a lab: its broken runs, for leaderboards
 WINDOW = 32  # steps before a spike
 SPIKE = 6.0  # deviations of the window
 LASTING = 3  # steps of a spike that breaks a run
+COLLAPSED = 0.95  # share of equal answers
 LEAST_FALL = 0.10
 FALL_ERRORS = 5.0
 STAIR_ERRORS = 5.0
@@ -51,14 +56,40 @@ def alarms(
     found = [alarm for name in CURVES for alarm in _rises(records, name)]
     for name, after in shares.items():
         before = parent_shares.get(name, after)
-        fall = before.value - after.value
-        if fall >= LEAST_FALL and fall > FALL_ERRORS * math.hypot(before.stderr, after.stderr):
+        if has_fallen(before, after):
             found.append(Alarm("share", f"{name}: {after.value:.1%}, and {before.value:.1%} before training"))
     stair = staircase(records)
     if stair and stair.value < -STAIR_ERRORS * stair.stderr:
         change = f"{stair.value:.3f} where epochs end (z = {stair.value / stair.stderr:.1f})"
         found.append(Alarm("staircase", f"the training loss changes by {change}: rows are repeated", breaks=False))
     return found
+
+
+def read_left_out(path: Path) -> dict[str, dict[str, str]]:
+    """Return the broken runs in a file LEFT_OUT: evaluation, STAGE/TAG -> its reason, and since when it is out."""
+    if not path.exists():
+        return {}
+    # Earlier versions wrote the reason alone.
+    written = datetime.fromtimestamp(path.stat().st_mtime).astimezone().isoformat()
+    return {
+        name: {"reason": one, "since": written} if isinstance(one, str) else one
+        for name, one in read_json(path).items()
+    }
+
+
+def has_fallen(before: Estimate, after: Estimate) -> bool:
+    """True if a share is so far below the parent's that chance is no reason."""
+    fall = before.value - after.value
+    return fall >= LEAST_FALL and fall > FALL_ERRORS * math.hypot(before.stderr, after.stderr)
+
+
+def has_collapsed(before: float, after: float, questions: int) -> bool:
+    """True if nearly all answers have become the same. before, after: shares of the commonest answer.
+
+    A small base may give one letter nearly always, and a healthy run of it one answer more.
+    """
+    others = [Estimate(1 - share, math.sqrt(share * (1 - share) / questions)) for share in (before, after)]
+    return after >= COLLAPSED and has_fallen(*others)
 
 
 def _rises(records: Sequence[Record], name: str) -> Iterable[Alarm]:

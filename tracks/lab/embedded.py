@@ -15,6 +15,7 @@ import json
 import shlex
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -166,11 +167,12 @@ def steps(config: Config, world_run: str, suffix: str) -> Iterator[Step]:
     if is_plan:
         return
     yield report_step(config.tag, config.out)
-    # The alarms of the broken runs are in the table of a second lab.
+    # The alarms of the broken runs are in the table of a second lab, which has a section of its own.
     broken = folder / f"{config.tag}-broken.toml"
     kept = {name: mixes[name] for name in ("choices", "facts")}
     write_text(broken, spec_text([world_run], [1], kept, broken=True))
     yield Step("broken", ["tracks.lab.run", f"--spec={broken}", "--jobs=2"])
+    yield replace(report_step(f"{config.tag},{config.tag}-broken", config.out or f"{config.tag}.md"), name="card")
 
 
 def main(config: Config) -> None:

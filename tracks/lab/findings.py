@@ -17,6 +17,7 @@ import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from itertools import product
 from math import isfinite, isnan, nan
 from pathlib import Path
@@ -28,15 +29,14 @@ from nanochat.errors import UserError
 from nanochat.jobs.runner import Step, saved_record
 from nanochat.log import Record, metric_curve, read_metrics, table_of
 from nanochat.outcome import Outcome
-from nanochat.paths import read_json, stage_dir, write_json
+from nanochat.paths import stage_dir, write_json
 from nanochat.report.card import cost
 from nanochat.report.compare import Answers, read_answers
 from nanochat.statistics import Estimate, mean_estimate, measured
 from tracks.lab import significance
-from tracks.lab.alarms import LEFT_OUT, Alarm, alarms
+from tracks.lab.alarms import LEFT_OUT, Alarm, alarms, has_collapsed, read_left_out
 from tracks.lab.sweep import BPB, STAGES, TEXT_SPLIT, Run, Spec, base_step, base_steps, is_chat_task, run_steps
 
-COLLAPSED = 0.95  # share of equal answers
 LONGEST = 160  # characters of a reason
 LAST_WORDS = re.compile(r"[eE]rror: |Signal \d+ \(")  # as a script says why it ends, or torchrun why a rank has
 CURVES = {
@@ -102,8 +102,15 @@ def read_results(spec: Spec, runs: Sequence[Run], is_held_out: bool = False) -> 
         parent = parents.get(run.base, {})
         signs = alarms(records, _shares(answers, spec.stable), _shares(parent, spec.stable))
         for name in spec.stable:
-            if name in answers and answers[name].commonest >= COLLAPSED > parent[name].commonest:
-                signs.append(Alarm("collapse", f"{answers[name].commonest:.0%} of the answers in {name} are the same"))
+            own, before = answers.get(name), parent.get(name)
+            if own and before and has_collapsed(before.commonest, own.commonest, len(own.right)):
+                signs.append(
+                    Alarm(
+                        "collapse",
+                        f"{own.commonest:.0%} of the answers in {name} are the same, and {before.commonest:.0%} before"
+                        " training",
+                    )
+                )
         if spec.stage == "chat_rl":  # the loss of a policy is near 0, and says nothing
             signs = [sign for sign in signs if sign.kind != "loss"]
         if not answers and bpb is None:
@@ -255,17 +262,31 @@ def verdicts_on(spec: Spec, results: Results) -> list[significance.Recommendatio
     again = {(result.base, result.run.mix) for result in fresh}
     table = differences(trainings(fresh, spec.dev), spec.reference)
     verdicts = significance.confirm(verdicts, gains, table, again, alone)
-    broken: dict[tuple[str, str], list[bool]] = {}
+    return significance.count_broken(verdicts, broken_runs(results), spec.reference)
+
+
+def broken_runs(results: Results) -> dict[tuple[str, str], list[bool]]:
+    """Return for each base and mix which of its runs are left out."""
+    found: dict[tuple[str, str], list[bool]] = {}
     for result in results:
-        broken.setdefault((result.base, result.run.mix), []).append(bool(result.broken))
-    return significance.count_broken(verdicts, broken, spec.reference)
+        found.setdefault((result.base, result.run.mix), []).append(bool(result.broken))
+    return found
 
 
 def runs_to_confirm(spec: Spec, results: Results) -> list[Run]:
-    """Return the runs on seeds of their own that confirm the mixes to be kept: these mixes and their reference."""
-    kept = {(one.base, one.mix) for one in verdicts_on(spec, results) if one.verdict == "keep"}
-    kept |= {(base, spec.reference) for base, _ in kept}
-    return [run for run in spec.confirming_runs if (spec.base_of(run), run.mix) in kept]
+    """Return the runs on seeds of their own that confirm the mixes to be kept: these mixes and their reference.
+
+    One of three runs that broke is too many to keep a mix, and one of five is not: such a mix is confirmed too.
+    """
+    ahead: dict[tuple[str, str], list[Run]] = {}
+    for run in spec.confirming_runs:
+        ahead.setdefault((spec.base_of(run), run.mix), []).append(run)
+    broken = broken_runs(results)
+    gained = [one for one in significance.recommend(gains_of(spec, results), spec.scaled) if one.verdict == "keep"]
+    kept = [(one.base, one.mix) for one in gained]
+    kept = [arm for arm in kept if not significance.breaks_often(broken[arm] + [False] * len(ahead.get(arm, ())))]
+    asked = {*kept, *((base, spec.reference) for base, _ in kept)}
+    return [run for run in spec.confirming_runs if (spec.base_of(run), run.mix) in asked]
 
 
 def undecided_runs(spec: Spec, results: Results) -> list[Run]:
@@ -300,16 +321,18 @@ def write_recommendation(spec: Spec, results: Results) -> Path:
 
 
 def write_left_out(spec: Spec, results: Results) -> None:
-    """Write the runs that are left out, by their evaluation, with the reasons: a leaderboard leaves them out too."""
+    """Write the runs that are left out, by their evaluation, reason and date: a leaderboard leaves them out too."""
     path = stage_dir("lab", spec.name) / LEFT_OUT
-    found: dict[str, str] = read_json(path) if path.exists() else {}  # of bases that --bases leaves out today
+    found = read_left_out(path)  # those of bases that --bases leaves out today stay, with their dates
+    now = datetime.now().astimezone().isoformat()
     for result in results:
         outputs = [step.output for step in run_steps(spec, result.run)[1:]]
         for name in outputs:
             found.pop(name, None)
         if result.broken:
             # A leaderboard has no bits per byte; they name a run that has nothing else.
-            found |= dict.fromkeys([name for name in outputs if "_eval" in name] or outputs, result.broken)
+            names = [name for name in outputs if "_eval" in name] or outputs
+            found |= {name: {"reason": result.broken, "since": now} for name in names}
     write_json(path, found)
 
 
@@ -485,17 +508,28 @@ def alarm_table(spec: Spec, results: Results) -> Record:
 
 
 def cost_table(spec: Spec, results: Results, sealed: Results) -> Record:
-    """Return the costs of the final models (training and held-out evaluation) and of the recipe (all else)."""
+    """Return the costs of the final models (training and held-out evaluation) and of the recipe: all other runs.
+
+    What has failed counts too. Attempts that were killed are not known, and other labs, such as a search for rates, and
+    the training of the bases are not of this recipe.
+    """
     final = [outcome for result in sealed for outcome in result.outcomes]
     recipe = []
     if not spec.is_pretraining:
         recipe = [Outcome.load(step.outcome) for base in spec.trainings for step in base_steps(spec, base)]
     recipe += [outcome for result in results for outcome in result.outcomes if outcome not in final]
+    records = stage_dir("lab", spec.name)
+    failed = sum(
+        saved_record(records / f"{step.name}.json").get("seconds", 0.0)
+        for result in results
+        for step in run_steps(spec, result.run)
+        if not step.outcome.exists()
+    )
     rows = []
     for part, outcomes in {"Recipe": recipe, "Final": final}.items():
         trained = [outcome for outcome in outcomes if outcome.stage == spec.stage]
         flops = sum(outcome.figure("Total training flops") for outcome in trained)
-        seconds = sum(outcome.seconds for outcome in outcomes)
+        seconds = sum(outcome.seconds for outcome in outcomes) + (failed if part == "Recipe" else 0.0)
         evaluated = sum(one.seconds for one in outcomes if "eval" in one.stage or "base_loss" in one.stage)
         rows.append([part, len(trained), seconds, flops, cost(outcomes), evaluated / max(seconds, 1e-9)])
     return table_of("Cost", "Part | Models | Seconds:,.0f | FLOPs:.3g | Dollars:.2f | Evaluation:.0%", rows)

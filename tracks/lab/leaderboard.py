@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 from nanochat.config import option, options, run_script
 from nanochat.errors import UserError
 from nanochat.log import Record, print0, table_of
-from nanochat.outcome import Outcome, read_outcomes
-from nanochat.paths import base_dir, read_json
+from nanochat.outcome import Outcome, moment, read_outcomes
+from nanochat.paths import base_dir
 from nanochat.report.compare import decisions
 from nanochat.settings import TagSettings
 from nanochat.stages import source_of
@@ -161,24 +161,24 @@ class LeftOut:
 
     evaluations: Sequence[str]  # its own, each STAGE/TAG
     reason: str
-    since: float  # when the lab has written it, in seconds of the clock
+    since: datetime  # when the lab has written it
 
     def covers(self, evaluation: Outcome) -> bool:
         """Return True for an evaluation from before the lab left the model out: later ones are not what it judged."""
-        return datetime.fromisoformat(evaluation.timestamp).timestamp() <= self.since
+        return moment(evaluation.timestamp) <= self.since
 
 
 def broken_runs() -> dict[str, LeftOut]:
     """Return the models that labs have left out, by name."""
-    from tracks.lab.alarms import LEFT_OUT  # slow
+    from tracks.lab.alarms import LEFT_OUT, read_left_out  # slow
 
+    entries = [entry for path in base_dir().glob(f"lab/*/{LEFT_OUT}") for entry in read_left_out(path).items()]
     found: dict[str, LeftOut] = {}
-    for path in sorted(base_dir().glob(f"lab/*/{LEFT_OUT}"), key=lambda path: path.stat().st_mtime):
-        for name, reason in read_json(path).items():
-            stage, _, tag = name.partition("/")
-            model = f"{source_of(stage)}:{tag}"
-            others = found[model].evaluations if model in found else ()
-            found[model] = LeftOut([*others, name], reason, path.stat().st_mtime)
+    for name, one in sorted(entries, key=lambda entry: (moment(entry[1]["since"]), entry[0])):
+        stage, _, tag = name.partition("/")
+        model = f"{source_of(stage)}:{tag}"
+        others = found[model].evaluations if model in found else ()
+        found[model] = LeftOut([*others, name], one["reason"], moment(one["since"]))
     return found
 
 

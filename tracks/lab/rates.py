@@ -5,6 +5,7 @@ stage's own learning rates. Nothing is run here: the caller trains, and skips ru
 search goes on. `runs_ahead(seeds)`: how many runs it takes.
 
 1. Ten rates over two decades, with the first seed. If the optimum lies at an end of the range, the range moves there.
+   If all rates end alike, there is no best one.
 2. Five rates around the lowest point of a parabola in log rate, with the first seed.
 3. The two rates of all that are nearest to the lowest point, with all seeds. The lower mean loss wins.
 """
@@ -43,7 +44,10 @@ def rounds(losses: Losses, seeds: int, measure: str = "validation loss") -> Iter
         wide = _rates(centre, np.linspace(-1, 1, WIDE))
         moved = ", moved to where the runs get better" if moves else ""
         yield Round(wide, 1, f"rates over two decades{moved}")
-        lowest, _ = _lowest(losses, wide)
+        lowest, finite = _lowest(losses, wide)
+        if len(finite) > 1 and len({losses[rate][0] for rate in finite}) == 1:
+            yield Round([], 0, f"no best rate: the {measure} is the same with all of them that train")
+            return
         if wide[1] <= lowest <= wide[-2]:
             break
         centre *= 10 ** (MOVE if lowest > wide[-2] else -MOVE)
@@ -85,7 +89,9 @@ def _lowest(losses: Losses, rates: Sequence[float]) -> tuple[float, list[float]]
     finite = {rate: losses[rate][0] for rate in rates if math.isfinite(losses[rate][0])}
     if not finite:
         return rates[0], []  # all runs have diverged: the optimum lies below
-    lowest = math.log(min(finite, key=finite.__getitem__))
+    # Of rates that are equally good, the one in the middle: shares of a few answers are often the same.
+    best = sorted(rate for rate, loss in finite.items() if loss == min(finite.values()))
+    lowest = math.log(best[len(best) // 2])
     x = np.log(list(finite))
     y = np.array(list(finite.values()))
     near = abs(x - lowest) <= WINDOW

@@ -331,6 +331,11 @@ def confirm(
     return found
 
 
+def breaks_often(broken: Sequence[bool]) -> bool:
+    """True if too many runs of a mix broke to keep it. broken: for each run, whether it is left out."""
+    return sum(broken) > MOST_BROKEN * len(broken)
+
+
 def count_broken(
     verdicts: Sequence[Recommendation], broken: Mapping[tuple[str, str], Sequence[bool]], reference: str
 ) -> list[Recommendation]:
@@ -343,7 +348,7 @@ def count_broken(
         own = broken[one.base, one.mix]
         if sum(own):
             one = replace(one, reason=f"{one.reason}; {sum(own)} of {len(own)} runs broke")
-        if one.verdict == "keep" and sum(own) > MOST_BROKEN * len(own):
+        if one.verdict == "keep" and breaks_often(own):
             one = replace(one, verdict="trade-off", reason=f"{one.reason}, too many to keep it")
         others = broken[one.base, reference]
         if sum(others):

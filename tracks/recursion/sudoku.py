@@ -1,6 +1,6 @@
 """Train on a small Sudoku, which needs several steps of thought, and score 200 problems with boards of their own.
 
-python -m tracks.recursion.sudoku                                    one layer of width 64, three seeds, 40 minutes
+python -m tracks.recursion.sudoku                                    one layer of width 64, three seeds, 50 minutes
 python -m tracks.recursion.sudoku --steps=400 --depth=2 --width=128 --seeds=1 --tag=wide
 
 Three arms for each seed. R: recursion. P: the same parameters without a loop, equal steps. W: as P, for the same

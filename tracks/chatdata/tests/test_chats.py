@@ -74,6 +74,17 @@ def test_planted_rows_are_found_and_counted(here, base, tmp_path) -> None:
     assert "is finished" in here(SCRIPT, *flags, NANOCHAT_HUB=str(mirror)).stdout
 
 
+def test_buckets_that_are_not_searched_for_questions_are_named(here, base, tmp_path) -> None:
+    question = TASKS["World-Facts"]()[0]["messages"][0]["content"]
+    rows = [*chats(1, 5), chat(f"Well: {question.upper()}", "Who knows.")]
+    sources = ",".join(f"{name}={write_lines(tmp_path / name / 'a.jsonl', *rows)}" for name in ("searched", "other"))
+    flags = (f"--sources={sources}", "--against=world-facts", "--filters=other=turns;all=contamination", "--tag=t")
+    said = here(SCRIPT, *flags).stdout
+    assert "chats: --filters leaves out contamination for other: questions may stay in their rows" in said
+    found = tables(base / "chats/t")
+    assert [row for row in found["Dropped rows"] if row[0] == "contamination"] == [["contamination", "searched", 1]]
+
+
 def test_a_run_that_failed_is_repaired_by_other_settings_and_sources(here, base, tmp_path) -> None:
     web = write_lines(tmp_path / "web.jsonl", *chats(1, 5), {"text": "x"})
     flags = (f"--sources=web={web}", "--tag=t")

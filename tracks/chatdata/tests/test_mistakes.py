@@ -5,6 +5,7 @@ from conftest import each_row
 MISTAKES = """
 chats --sources=a=World-Chat --part=3/2 | --part=3/2 is not a part like 1/4
 chats --sources=a=World-Chat --against=GSM9K | GSM9K is not a task, choose from
+chats --sources=a=World-Chat --against=World-Facts --filters=turns,exact | is for the filter contamination, which
 chats --sources=a=World-Facts/test | World-Facts has no split test to train on; test splits
 chats --sources=a=json:no.jsonl | there is no file
 chats --sources=a=World-Chat,b=json:none.jsonl | the source of the bucket b has no rows: json:

@@ -1,9 +1,10 @@
 """Alarms: planted faults are found, and healthy runs raise none."""
 
 import numpy as np
+import pytest
 
 from nanochat.statistics import Estimate
-from tracks.lab.alarms import alarms, staircase
+from tracks.lab.alarms import alarms, has_collapsed, staircase
 
 SEED = 22
 
@@ -34,6 +35,21 @@ def test_healthy_runs_raise_no_alarm() -> None:
     assert sum(map(bool, found)) <= 2, SEED
     assert alarms([], {}, {}) == []
     assert alarms(log(*healthy(random, 20)), {}, {}) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "questions", "is_broken"),
+    [
+        (142 / 150, 143 / 150, 150, False),  # one answer more, of a base that gives A nearly always
+        (0.90, 1.0, 150, False),
+        (0.25, 0.94, 150, False),
+        (0.25, 0.96, 150, True),
+        (0.25, 1.0, 20, True),
+        (0.70, 1.0, 150, True),
+    ],
+)
+def test_a_collapse_is_more_than_one_answer(before: float, after: float, questions: int, is_broken: bool) -> None:
+    assert has_collapsed(before, after, questions) == is_broken
 
 
 def test_faults_are_found() -> None:

@@ -10,7 +10,9 @@ from bench.evidence import CARDS
 from nanochat.config import parse
 from nanochat.paths import write_text
 from scripts import base_train
+from tracks.lab import leaderboard
 from tracks.lab.embedded import Config, mixes_of, spec_text, steps
+from tracks.lab.leaderboard import is_asked_for
 from tracks.lab.sweep import mistakes, read_spec
 
 
@@ -39,9 +41,16 @@ def test_further_trainings_are_replicas(tmp_path) -> None:
     assert (spec.replicas, spec.samples, len(spec.runs)) == (replicas, 3, 2 * 3 * len(mixes))
 
 
-def test_the_tag_of_the_card_is_that_of_the_lab() -> None:
+def test_the_tags_of_the_card_are_those_of_the_lab_its_broken_runs_and_the_leaderboard(base) -> None:
     [card] = [card for card in CARDS if card.name == "lab"]
-    assert card.tag == parse(Config, shlex.split(card.commands[-1])[3:]).tag
+    lab, board = (shlex.split(command)[3:] for command in card.commands)
+    config = parse(Config, lab)
+    *_, last = steps(config, "default", "")
+    found = parse(leaderboard.Config, board)
+    assert last.command[1] == f"--tag={card.tag.removesuffix(f',{found.tag}')}"
+    spec = read_spec(base / f"lab/{config.tag}.toml")
+    assert found.suite.split(",") == [*spec.dev, *spec.stable]
+    assert is_asked_for(f"chat_eval_sft/{spec.tag_of(spec.runs[0])}", found.runs.split(","))
 
 
 def names(config: Config) -> list[str]:
@@ -60,9 +69,11 @@ def test_each_training_has_a_seed_of_its_own(base, monkeypatch) -> None:
     assert {config.tokenizer_tag for config in configs.values()} == {"default"}
     # That of the embedded run but for tag and seed.
     assert (configs["base_train/default-2"].depth, configs["base_train/default-2"].model) == (8, "induction")
-    assert [step.name for step in found][-4:] == ["buckets", "lab", "report", "broken"]
+    assert [step.name for step in found][-5:] == ["buckets", "lab", "report", "broken", "card"]
+    assert "--tag=three,three-broken" in found[-1].command
+    assert found[-1].command[-1] == found[-3].command[-1]  # the same file
     assert read_spec(base / "lab/three.toml").fewest_trainings == 3
-    assert names(Config()) == ["october", "buckets", "lab", "report", "broken"]
+    assert names(Config()) == ["october", "buckets", "lab", "report", "broken", "card"]
     assert read_spec(base / "lab/lab.toml").seeds == [1, 2, 3]
 
 

@@ -14,7 +14,7 @@ from outcomes import leave, sections
 
 from nanochat.config import parse
 from nanochat.jobs.runner import Chain
-from nanochat.outcome import Outcome
+from nanochat.outcome import Outcome, moment
 from nanochat.paths import read_json, read_jsonl, read_sha256, write_json, write_jsonl, write_text
 from nanochat.report.__main__ import read_record, write_card
 from nanochat.report.compare import compare
@@ -197,6 +197,30 @@ def test_a_mix_that_loses_many_runs_is_not_kept(base) -> None:
         assert found.verdict == verdict
         assert f"; {seed} of 4 runs broke" in found.reason
     assert {result.run.mix for result in findings.recommended(spec, results_of(spec))} == {"plain"}
+
+
+@pytest.mark.parametrize(("seeds", "lost", "verdict"), [([1, 2, 3], 1, "keep"), ([1, 2, 3, 4], 2, "trade-off")])
+def test_a_mix_that_lost_a_run_is_confirmed(seeds: list[int], lost: int, verdict: str, base) -> None:
+    """One of three runs is too many to keep a mix, and one of five is not; two of six are."""
+    more = f"seeds = {seeds}\nconfirm_seeds = [7, 8]"
+    spec = read_lab(base, {"seeds = [1, 2]": more, '["one", "two"]': '["one"]'})
+    make_lab(base, spec)
+    for seed in range(1, lost + 1):
+        shutil.rmtree(base / f"chat_sft/lab-one-good-1-{seed}")
+    first = results_of(spec)
+    [before] = [one for one in findings.verdicts_on(spec, first) if one.mix == "good"]
+    assert before.verdict == "trade-off"
+    runs = findings.runs_to_confirm(spec, first)
+    assert [(run.mix, run.seed) for run in runs] == (
+        [("plain", 7), ("plain", 8), ("good", 7), ("good", 8)] if lost == 1 else []
+    )
+    for number, run in enumerate(runs):
+        train(base, spec.tag_of(run))
+        shares = {"World-Facts": TRUTH[run.mix][0], "World-Choices": 0.6}
+        answer(base, "chat_eval_sft", spec.tag_of(run), shares, spec.repeats, 50 + number)
+    results = [*first, *findings.read_results(spec, runs)]
+    [found] = [one for one in findings.verdicts_on(spec, results) if one.mix == "good"]
+    assert found.verdict == verdict
 
 
 def test_scores_are_those_of_the_files(base, spec) -> None:
@@ -542,19 +566,30 @@ def test_the_reason_of_a_run_that_has_not_ended(log: str, record: dict, reason: 
     write_text(place, f"== 2026-11-28 01:00:00 python -m scripts.chat_sft\n{log}")
     write_json(place.with_suffix(".json"), {"finished": False, "inputs": {}, "seconds": 1.0} | record)
     tables = tables_of(base, spec)
+    # 15 runs of 240 seconds and as many evaluations of 60, two of the bases, and the second of the run that failed.
+    assert tables["Cost"][0][:3] == ["Recipe", 15, 15 * 300.0 + 60.0 + 2 * 60.0 + 1.0]
     assert tables["Alarms"] == [[tag, "failed", "yes", reason.strip()]]
     [row] = [row for row in tables["Scores, one"] if row[0] == "plain"]
     assert row[1] == "1 of 2"
-    assert read_json(base / "lab/lab/left_out.json") == {f"chat_eval_sft/{tag}": reason.strip()}
+    left_out = read_json(base / "lab/lab/left_out.json")
+    assert {name: one["reason"] for name, one in left_out.items()} == {f"chat_eval_sft/{tag}": reason.strip()}
     assert "failed" in (base / "lab/lab/outcome.json").read_text()
 
 
 def test_a_lab_on_some_bases_keeps_what_it_has_left_out_of_others(base, spec) -> None:
     tag = spec.tag_of(spec.runs[0])
     path = base / "lab/lab/left_out.json"
-    write_json(path, {"chat_eval_sft/lab-three-plain-1-1": "error: no", f"chat_eval_sft/{tag}": "not run"})
+    other = {"reason": "error: no", "since": "2026-11-01T00:00:00.000+00:00"}
+    write_json(path, {"chat_eval_sft/lab-three-plain-1-1": other, f"chat_eval_sft/{tag}": other})
     tables_of(base, spec)
-    assert read_json(path) == {"chat_eval_sft/lab-three-plain-1-1": "error: no"}
+    assert read_json(path) == {"chat_eval_sft/lab-three-plain-1-1": other}
+    # A run that is out for another reason is out from now on; a file of an earlier version has reasons alone.
+    shutil.rmtree(base / "chat_sft" / tag)
+    write_json(path, {"chat_eval_sft/lab-three-plain-1-1": "error: no", f"chat_eval_sft/{tag}": other})
+    tables_of(base, spec)
+    found = read_json(path)
+    assert found["chat_eval_sft/lab-three-plain-1-1"]["reason"] == "error: no"
+    assert moment(found[f"chat_eval_sft/{tag}"]["since"]) > moment(other["since"])
 
 
 def test_the_luck_of_seeds_is_that_of_arms_that_are_alike() -> None:

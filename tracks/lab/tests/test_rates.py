@@ -94,6 +94,25 @@ def test_runs_that_all_diverge_move_the_range_down_until_it_ends() -> None:
     assert found[-1].sentence == "the optimum is beyond 0.000215, after 3 moves of the range"
 
 
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_rates_that_are_all_alike_have_no_best_one(share: float) -> None:
+    """A model that answers no question at any rate, or the same ones: pass@1 is a share of few questions."""
+    found, points = search(lambda x: -2 - share, 1.0, np.random.default_rng(0), noise=0)
+    assert found[1:] == [Round([], 0, "no best rate: the validation loss is the same with all of them that train")]
+    assert len(points) == WIDE
+
+
+def test_of_rates_that_are_equally_good_the_middle_counts() -> None:
+    """Shares of ten questions: a plateau between rates that learn nothing and rates that break the model."""
+    found, _ = search(lambda x: -2 - (0.4 if abs(x) < 0.5 else 0.0), 1.0, np.random.default_rng(0), noise=0)
+    [best] = found[-1].rates
+    assert 0.6 < best < 1.7
+    # On a slope, no rate is the lowest one because it came first.
+    found, _ = search(lambda x: -2 - round(max(0.0, 0.5 - abs(x) / 2), 1), 3.0, np.random.default_rng(0), noise=0)
+    [best] = found[-1].rates
+    assert 2 < best < 4.5
+
+
 def test_the_rounds_of_a_curve_without_noise() -> None:
     found, points = search(lambda x: x**2, 2.0, np.random.default_rng(0), noise=0)
     wide, narrow, two, best = (one.rates for one in found)
