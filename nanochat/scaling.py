@@ -155,9 +155,15 @@ def _horizon(config: PretrainSettings, n: int, flops: float, batch: int) -> tupl
                 f"--target-flops={config.target_flops:g} is below a step, which has {flops * batch:.3g} FLOPs: use"
                 f" more, or a smaller --total-batch-size than {batch:,}"
             )
-        return round(steps), f"{config.target_flops:g} FLOPs / those of a step"
+        return _whole(steps, config), f"{config.target_flops:g} FLOPs / those of a step"
     ratio = config.target_param_data_ratio if config.target_param_data_ratio != -1 else TOKENS_PER_PARAMETER
-    return max(1, round(ratio * n // batch)), f"{ratio:g} x N / total_batch_size"
+    return _whole(ratio * n // batch, config), f"{ratio:g} x N / total_batch_size"
+
+
+def _whole(steps: float, config: PretrainSettings) -> int:
+    """Return the nearest number of steps that a run can have, from its first ones on."""
+    together = config.steps_together
+    return max(1, round(steps / together)) * together
 
 
 def rate_scale(total_batch_size: int) -> float:

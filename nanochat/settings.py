@@ -327,6 +327,11 @@ class PretrainSettings(CorpusSettings, TrainingSettings):
         return 1.0
 
     @property
+    def steps_together(self) -> int:
+        """Steps that only make sense together: a number of steps that follows from a budget is a multiple of it."""
+        return 1
+
+    @property
     def model_notes(self) -> list[str]:
         """Lines about them for the plan that is printed."""
         return []

@@ -123,8 +123,8 @@ def test_the_tag_of_a_card_is_that_of_its_series() -> None:
         if card.tag:
             own = card.tag.split(",")[-1]
             assert [own] == (tags or specs or [own]), card.name
-    # Those of speedrun.sh, and of runs that are a card themselves.
-    assert {card.name for card in [*CARDS, *PLANNED] if not card.tag} == {"main", "cpu", "recursion-carry"}
+    # Those of speedrun.sh.
+    assert {card.name for card in [*CARDS, *PLANNED] if not card.tag} == {"main", "cpu"}
 
 
 def test_a_card_may_be_made_on_another_text(

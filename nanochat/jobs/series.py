@@ -125,11 +125,16 @@ def training_seconds(stage: str, tag: str) -> float:
 
 
 def words_of(config: SeriesSettings) -> list[str]:
-    """Return the words of --flags, with dashes in the names of flags, as both spellings are allowed."""
-    words = []
+    """Return the words of --flags: a flag and its value are one, with dashes in the name. All spellings are allowed."""
+    words: list[str] = []
     for word in shlex.split(config.flags):
         flag, equals, value = word.partition("=")
-        words.append(flag.replace("_", "-") + equals + value if flag.startswith("--") else word)
+        if flag.startswith("--"):
+            words.append(flag.replace("_", "-") + equals + value)
+        elif words and words[-1].startswith("--") and "=" not in words[-1]:  # --loops 3
+            words[-1] += f"={word}"
+        else:
+            words.append(word)
     return words
 
 

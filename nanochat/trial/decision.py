@@ -7,8 +7,9 @@ effect with a chance of `share(k)`, and the shares of all trials that there will
 then says how far the verdict reaches.
 
 The filter knows the spread of a gain from the noise floor, runs of the incumbent that differ in their seed alone. The
-confirmation has the spread of its own runs within each side, so it owes nothing to what was seen before. Many pairs
-have the spread of their own differences, which is smaller where a seed helps or harms both sides alike.
+confirmation has the spread of its own runs within each side, so it owes nothing to what was seen before, nor to whether
+both sides spread alike (Welch's test). Many pairs have the spread of their own differences, which is smaller where a
+seed helps or harms both sides alike.
 
 Without a confirmation the first part decides alone, and the floor says nothing of a candidate whose runs spread more.
 So it has the spread of its own runs; where they are too few to show one, the candidate's is taken to be WIDER times the
@@ -33,6 +34,7 @@ WIDER = 2.0  # times the spread of the incumbent's runs, which fewer are taken t
 ODD = 0.01  # few pairs whose spread is this unlikely, for the noise floor, are no pairs of it
 POWER = 0.9  # a difference "shows" if it is kept with this chance
 MOST_PAIRS = 256  # that an answer advises
+SHARES = 32  # of the squares of two sides, over which a power is a mean
 UNEQUAL = 0.001  # level at which pairs have to refute equal work, each time that one more is there
 SLOWER = (1.1, 1.5)  # times the incumbent's time: below the first the work is equal, above the second never
 
@@ -55,7 +57,7 @@ class Gain(NamedTuple):
 
     mean: float
     stderr: float
-    freedom: int
+    freedom: float
     pairs: int
 
     def p_better(self) -> float:
@@ -93,27 +95,30 @@ def gain_of(pairs: Sequence[Pair], noise: Noise | None = None) -> Gain:
     gains = [one - other for one, other in pairs]
     mean = sum(gains) / count
     own = count - 1
-    freedom = _freedom(count, noise)
     differences = sum((gain - mean) ** 2 for gain in gains)
     if count >= PAIRED:
-        return Gain(mean, math.sqrt(differences / own / count), freedom, count)
+        return Gain(mean, math.sqrt(differences / own / count), own, count)
     if noise is None and count == 1:
-        return Gain(mean, math.inf, freedom, count)
+        return Gain(mean, math.inf, 1, count)
     if noise is None:
-        squares = sum(_squares(side) for side in zip(*pairs, strict=True))  # within each side
-        return Gain(mean, math.sqrt(squares / own / count), freedom, count)
+        one, other = (_squares(side) for side in zip(*pairs, strict=True))  # within each side
+        return Gain(mean, math.sqrt((one + other) / own / count), welch_freedom(one, other, own), count)
     pair = 2 * noise.sd**2  # variance of the gain of one pair, if the seeds say nothing about both
     if own and pair and stats.f.sf(differences / own / pair, own, noise.freedom) < ODD:
         return Gain(mean, math.sqrt(differences / own / count), own, count)
+    freedom = noise.freedom + own
     return Gain(mean, math.sqrt((noise.freedom * pair + differences) / freedom / count), freedom, count)
 
 
-def _freedom(pairs: int, noise: Noise | None) -> int:
-    """Return the degrees of freedom that the error of so many pairs has. noise: as in `gain_of`."""
-    own = pairs - 1
-    if pairs >= PAIRED:
-        return own
-    return max(2 * own, 1) if noise is None else noise.freedom + own
+def welch_freedom(one: float, other: float, own: int) -> float:
+    """Return the degrees of freedom of the error of a gain (Welch, Satterthwaite): from `own`, if one side spreads
+    alone, to twice that, if both spread alike.
+
+    one, other: squares within each side. own: degrees of freedom of each.
+    """
+    if not one + other:
+        return 2 * own
+    return own * (one + other) ** 2 / (one**2 + other**2)
 
 
 def known_noise(noise: Noise, plan: "Plan") -> Noise | None:
@@ -177,17 +182,26 @@ def power(gain: float, noise: Noise, plan: "Plan", number: int) -> float:
 
 def _passes(gain: float, noise: Noise, pairs: int, level: float, known: Noise | None) -> float:
     """Return the chance that pairs reach a level by the test of `gain_of(pairs, known)`."""
+    import numpy as np
     from scipy import stats
 
     stderr = math.sqrt(2 * noise.sd**2 / pairs)
     if not stderr:
         return float(gain > 0)
-    freedom = _freedom(pairs, known)
-    least = float(stats.t.ppf(1 - level, freedom))
-    if known and pairs < PAIRED:  # the part of the error that is the floor's may be taken to be wider than it is
-        wider = (known.sd / noise.sd) ** 2
-        least *= math.sqrt((known.freedom * wider + pairs - 1) / freedom)
-    return float(stats.nct.sf(least, freedom, gain / stderr))
+    own = pairs - 1
+    shift = gain / stderr
+    if pairs >= PAIRED:
+        return float(stats.nct.sf(stats.t.ppf(1 - level, own), own, shift))
+    if known is None:
+        # Sides with equal spreads: how much of the squares is each side's owes nothing to their sum, so the level is a
+        # mean over equally likely shares.
+        freedom = [welch_freedom(one, 1.0, own) for one in stats.f.ppf((np.arange(SHARES) + 0.5) / SHARES, own, own)]
+        return float(stats.nct.sf(stats.t.ppf(1 - level, freedom), 2 * own, shift).mean())
+    freedom = known.freedom + own
+    # The part of the error that is the floor's may be taken to be wider than it is.
+    wider = (known.sd / noise.sd) ** 2
+    least = float(stats.t.ppf(1 - level, freedom)) * math.sqrt((known.freedom * wider + own) / freedom)
+    return float(stats.nct.sf(least, freedom, shift))
 
 
 def smallest(noise: Noise, plan: "Plan", number: int) -> float:

@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Sequence
 
 import pytest
+from scipy import stats
 
 from nanochat.trial import decision
 from nanochat.trial.decision import (
@@ -123,12 +124,26 @@ def test_the_promise_is_that_of_the_test_which_decides(pairs: int) -> None:
     assert 0.85 <= kept / 400 <= 0.95
 
 
-@pytest.mark.parametrize("pairs", [1, 2, 3, 6])
-def test_without_confirmation_runs_that_spread_twice_as_much_keep_the_level(pairs: int) -> None:
-    """Of 4000 candidates without an effect 3 are kept by chance; by the floor's spread alone 17 and more would be."""
+@pytest.mark.parametrize(("pairs", "spread"), [(1, 2.0), (2, 2.0), (3, 2.0), (6, 2.0), (6, 0.1), (6, 10.0), (9, 10.0)])
+def test_without_confirmation_runs_that_spread_otherwise_keep_the_level(pairs: int, spread: float) -> None:
+    """Of 4000 candidates without an effect 3 are kept by chance; by the floor's spread alone 17 and more would be.
+
+    With the degrees of freedom of two sides that spread alike 14 and 10 are, of 6 and 9 pairs of unlike sides.
+    """
     plan = Plan(pairs, 0, 0, 0.001)
-    nights = (Night(seed, spread=2.0) for seed in range(4000))
+    nights = (Night(seed, spread=spread) for seed in range(4000))
     assert sum(night.trial(0.0, plan).answer is Answer.KEEP for night in nights) <= 9
+
+
+def test_the_freedom_of_a_gain_is_that_of_welch() -> None:
+    assert decision.welch_freedom(1.0, 1.0, 5) == 10
+    assert decision.welch_freedom(1.0, 0.0, 5) == decision.welch_freedom(0.0, 3.0, 5) == 5
+    assert decision.welch_freedom(1.0, 3.0, 5) == pytest.approx(5 * 16 / 10)  # by hand
+    one, other = [0.50, 0.51, 0.53], [0.48, 0.49, 0.41]
+    found = gain_of(list(zip(one, other, strict=True)))
+    welch = stats.ttest_ind(one, other, equal_var=False, alternative="greater")
+    assert found.p_better() == pytest.approx(welch.pvalue)
+    assert found.freedom == pytest.approx(welch.df)
 
 
 def test_a_harm_is_never_kept_and_mostly_named() -> None:

@@ -163,14 +163,12 @@ def bytes_over(arm: Arm, found: Found) -> int:
     return max(run.figure("Bytes") for run in runs) - SCALES[runs[0].figure("Scale")].bytes
 
 
-def takes_too_long(arm: Arm, found: Found) -> bool:
+def takes_too_long(stride: int, found: Found) -> bool:
     """Return True for a stride whose scores would take more than the scale's time, with the margin of golf.eval."""
-    if arm.stride is None:
-        return False
     runs = found.outcomes[SEED_NAME]
     scale = SCALES[runs[0].figure("Scale")]
     share = scale.eval_bytes / _mean(runs, "Bytes of text")  # the study's texts may have another size
-    return MARGIN * share * _mean(runs, f"Scoring seconds, stride {arm.stride}") > scale.scoring
+    return MARGIN * share * _mean(runs, f"Scoring seconds, stride {stride}") > scale.scoring
 
 
 def remarks(arm: Arm, found: Found) -> list[str]:
@@ -180,7 +178,7 @@ def remarks(arm: Arm, found: Found) -> list[str]:
     over = bytes_over(arm, found)
     if over > 0:
         said.append(f"{over:,} bytes over the budget")
-    if takes_too_long(arm, found):
+    if arm.stride is not None and takes_too_long(arm.stride, found):
         said.append("scoring takes more than half of its time limit")
     if arm.stride is None and arm.has_the_rows_shape:
         # Over the same seeds, so that a later seed of the row is not compared with an earlier one of the arm.
@@ -244,7 +242,11 @@ def entry_table(arms: Sequence[Arm], chosen: "Mapping[str, Difference]", found: 
     for claim in dict.fromkeys(arm.claim for arm in arms):
         own = [arm for arm in arms if arm.claim == claim]
         better = [arm for arm in own if chosen[arm.name].verdict == "loses"]
-        fitting = [arm for arm in better if bytes_over(arm, found) <= 0 and not takes_too_long(arm, found)]
+        fitting = [
+            arm
+            for arm in better
+            if bytes_over(arm, found) <= 0 and not (arm.stride is not None and takes_too_long(arm.stride, found))
+        ]
         if fitting:
             best = min(fitting, key=lambda arm: chosen[arm.name].gain)
             flags = undo(flags, best.trick)
@@ -256,10 +258,11 @@ def entry_table(arms: Sequence[Arm], chosen: "Mapping[str, Difference]", found: 
             rows.append([claim, "the claim", "it gains"])
         else:
             rows.append([claim, "the claim", "as in the row: not all of its arms show a gain, and none a loss"])
+    slow = ", which takes more than half of its time limit here" if takes_too_long(stride, found) else ""
     note = (
-        f"The entry that follows, scored with stride {stride}: `{' '.join(flag_words(flags))}`. Each claim was judged"
-        " alone, in the row; what the changes do together was not measured, and flags that were given beside --scale"
-        " are not in it."
+        f"The entry that follows, scored with stride {stride}{slow}: `{' '.join(flag_words(flags))}`. Each claim was"
+        " judged alone, in the row; what the changes do together was not measured, and flags that were given beside"
+        " --scale are not in it."
     )
     return table_of("The entry by these verdicts", "Claim | Taken | Why", rows, note)
 

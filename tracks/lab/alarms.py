@@ -6,7 +6,8 @@ beside those of its parent: right answers in the `stable` benchmarks, and answer
 - loss, gradient norm (both as logarithms): a step far above the steps before it, or an end above the first step. A
   spike of one or two steps breaks nothing.
 - share: one of the shares is at least 10 points and more than 5 errors below the parent's.
-- collapse: 95 % of the answers in a stable benchmark are the same, and other answers are that far below the parent's.
+- collapse: 95 % of the answers in a stable benchmark are the same, and other answers have become rarer by 10 points and
+  by more than chance explains (a sign test).
 - staircase: the training loss steps down where epochs end, since rows are repeated. It breaks nothing.
 """
 
@@ -28,6 +29,7 @@ WINDOW = 32  # steps before a spike
 SPIKE = 6.0  # deviations of the window
 LASTING = 3  # steps of a spike that breaks a run
 COLLAPSED = 0.95  # share of equal answers
+CHANCE = 1e-4  # that so few other answers are left by chance
 LEAST_FALL = 0.10
 FALL_ERRORS = 5.0
 STAIR_ERRORS = 5.0
@@ -86,10 +88,13 @@ def has_fallen(before: Estimate, after: Estimate) -> bool:
 def has_collapsed(before: float, after: float, questions: int) -> bool:
     """True if nearly all answers have become the same. before, after: shares of the commonest answer.
 
-    A small base may give one letter nearly always, and a healthy run of it one answer more.
+    A small base may give one letter nearly always, and a healthy run of it one answer more. questions: of each.
     """
-    others = [Estimate(1 - share, math.sqrt(share * (1 - share) / questions)) for share in (before, after)]
-    return after >= COLLAPSED and has_fallen(*others)
+    from scipy.stats import binom
+
+    others = [round((1 - share) * questions) for share in (before, after)]
+    is_rarer = others[0] - others[1] >= LEAST_FALL * questions
+    return after >= COLLAPSED and is_rarer and bool(binom.cdf(others[1], sum(others), 0.5) <= CHANCE)
 
 
 def _rises(records: Sequence[Record], name: str) -> Iterable[Alarm]:

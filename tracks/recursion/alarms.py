@@ -13,8 +13,8 @@ LEAST_REFINEMENT = 0.1  # of the last exit, relative to the first one
 MAX_GRADIENT_NORM = 20.0
 
 
-def find_alarms(records: Sequence[Record], finished: bool) -> dict[str, str]:
-    """Return the alarms that a metric log gives cause for: name -> sentence."""
+def find_alarms(records: Sequence[Record], finished: bool, is_carried: bool = False) -> dict[str, str]:
+    """Return the alarms that a metric log gives cause for: name -> sentence. is_carried: of a run with --carry."""
     found = {}
     exits = [one for one in validated_exits(records) if len(one) > 1]  # a single one has no order
     latest = exits[-INVERTED_EVALUATIONS:]
@@ -27,9 +27,11 @@ def find_alarms(records: Sequence[Record], finished: bool) -> dict[str, str]:
     if norm > MAX_GRADIENT_NORM:
         found["gradient"] = f"the gradient's norm was {norm:.1f}: lower --matrix-lr, or --grad-clip if it is above 1"
     if finished and exits and (fall := refinement(exits[-1])) < LEAST_REFINEMENT:
+        how = f"only {100 * fall:.1f}% better" if fall > 0 else f"{-100 * fall:.1f}% worse"
+        weights = "" if is_carried else ", or raise --supervision-base"  # --carry has no weights of exits
         found["refinement"] = (
-            f"the last exit is only {100 * fall:.1f}% better than the first: train longer, lower "
-            "--matrix-lr, or raise --supervision-base"
+            f"the last exit is {how} than the first: train longer, {'or ' if is_carried else ''}lower --matrix-lr"
+            f"{weights}"
         )
     return found
 
@@ -70,7 +72,8 @@ def refinement_alarms(trainer: Trainer) -> list[Evaluation]:
 
     def check(state: State) -> None:
         printed = state.notes.setdefault("alarms", [])  # saved with the checkpoint: once in a run
-        for name, sentence in find_alarms(read_metrics(trainer.log.path), state.progress >= 1).items():
+        carried = getattr(trainer.config, "carry", False)
+        for name, sentence in find_alarms(read_metrics(trainer.log.path), state.progress >= 1, carried).items():
             if name not in printed:
                 print0(f"step {state.step:05d} | alarm: {sentence}")
                 printed.append(name)

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
     from tracks.recursion.study import ArmRun
 
-# Settings in which the two may differ. With --carry the same text takes as many steps more as a model has exits.
-FREE = {*OWN_FIELDS, "num_iterations", "eval_every", "save_every"}
+# Settings in which the two may differ. With --carry the same text takes as many steps more as a model has exits, and
+# smaller batches take more steps, with another weight decay. The rows of text, and their order, have to be the same.
+FREE = {*OWN_FIELDS, "num_iterations", "eval_every", "save_every", "total_batch_size", "weight_decay"}
 COLUMNS = (
     "Runs | Bits per byte:.4f | ± 95 %:.4f | Minus the other:+.4f | ± of it:.4f | Steps:,.0f | Seconds:,.0f | Each seed"
 )
@@ -46,8 +47,14 @@ class Config(TagSettings):
 
 def require_pairs(runs: "Sequence[ArmRun]", others: "Sequence[ArmRun]") -> None:
     """Raise a UserError if a run and its other one differ in more than FREE, or seeds in more than their seed."""
+    for run in (*runs, *others):
+        if "supervision" not in run.manifest["model"]:
+            raise UserError(
+                f"{run.outcome.tag} is no recursive model, and has one exit: compare runs of recursion.train"
+            )
     for seed, (run, other) in enumerate(zip(runs, others, strict=True), 1):
         run.require_equal(other, FREE)
+        other.require_equal(run, FREE)  # one may have settings that the other has not
         run.require_equal(runs[0], {"seed"})
         other.require_equal(others[0], {"seed"})
         if run.settings["seed"] != seed:
@@ -80,14 +87,29 @@ def pairs_table(runs: "Sequence[ArmRun]", others: "Sequence[ArmRun]", names: tup
     return table_of("Two ways to train the exits, over the same seeds and text", COLUMNS, rows)
 
 
+def exits_table(runs: "Sequence[ArmRun]", others: "Sequence[ArmRun]", names: tuple[str, str]) -> Record:
+    """Return the table of the bits per byte at each exit, in the mean over the seeds. names: of both sides."""
+    from tracks.recursion.alarms import refinement  # torch
+
+    most = max(len(run.exits) for run in (*runs, *others))
+    rows = []
+    for name, side in zip(names, (runs, others), strict=True):
+        means = [statistics.fmean(bits) for bits in zip(*(run.exits for run in side), strict=True)]
+        rows.append([name, *means, *[None] * (most - len(means)), refinement(means)])
+    columns = " | ".join(f"Exit {number}:.4f" for number in range(1, most + 1))
+    return table_of("Bits per byte at each exit", f"Runs | {columns} | Refinement:.1%", rows)
+
+
 def figures(runs: "Sequence[ArmRun]", others: "Sequence[ArmRun]") -> Metrics:
-    """Return the metrics for the report card, with 95 % intervals over seeds."""
+    """Return the metrics for the report card, with 95 % intervals over seeds. The verdict is that of the last exit."""
     from tracks.recursion.study import SECONDS  # torch
 
     found = interval(differences(runs, others, BPB))
+    best = interval([min(run.exits) - min(other.exits) for run, other in zip(runs, others, strict=True)])
     return {
         "Verdict": verdict(found),
         "bpb minus the other": measured(*found),
+        "bpb of the best exit minus the other's": measured(*best),
         "Seconds minus the other": measured(*interval(differences(runs, others, SECONDS)), spec=".1f"),
     }
 
@@ -100,7 +122,7 @@ def main(config: Config) -> None:
     runs, others = ([ArmRun.read(f"{name}-{seed}") for seed in range(1, config.seeds + 1)] for name in names)
     require_pairs(runs, others)
     outcome.metrics = figures(runs, others)
-    outcome.tables = [pairs_table(runs, others, names)]
+    outcome.tables = [pairs_table(runs, others, names), exits_table(runs, others, names)]
     outcome.finish()
 
 

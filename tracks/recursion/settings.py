@@ -84,11 +84,19 @@ class RecursionSettings(OptimizerSettings):
         return sum(self.parts) / len(self.parts) / exits if self.parts else 1.0
 
     @property
+    def steps_together(self) -> int:
+        """With --carry a batch comes once for each exit. Call `with_preset` first."""
+        return given(self.supervision) if self.carry else 1
+
+    @property
     def model_notes(self) -> list[str]:
         sweeps = f"{self.supervision} exits x {self.passes} passes x ({self.loops} loops + 1)"
         notes = [f"recursion {self.recursion}: each block runs {sweeps} times for a token"]
         if self.carry:
             notes.append("carry: a step trains one exit, and each batch comes once for each; FLOPs are those of a step")
+            every: int = getattr(self, "eval_every", 0)  # a setting of the script
+            if every > 0:
+                notes.append(f"carry: validation after whole batches, every {every} steps")
         if self.parts:
             parts = ", ".join(map(str, self.parts))
             notes.append(f"curriculum: {parts} exits in equal parts of the run; FLOPs are the mean over the run")
@@ -117,7 +125,11 @@ def with_preset(config: Settings) -> Settings:
     if 0 < given(config.supervision) <= given(config.detached):
         raise UserError(f"--detached={config.detached} has to be below --supervision={config.supervision}")
     if config.carry:
-        require_whole_batches(config.num_iterations, given(config.supervision))
+        exits = given(config.supervision)
+        require_whole_batches(config.num_iterations, exits)
+        # In the middle of a batch the last update would be that of another exit each time.
+        every = {name: getattr(config, name, 0) for name in ("eval_every", "core_metric_every", "sample_every")}
+        config = replace(config, **{name: -(-steps // exits) * exits for name, steps in every.items() if steps > 0})
     return config
 
 

@@ -51,7 +51,7 @@ def open_carried(trainer: "Trainer") -> "CarriedText":
     from nanochat.dataloader import open_text_as
     from tracks.recursion.carry import CarriedText
 
-    # A ratio or a number of FLOPs gives a number of steps too.
+    # Of a run that is resumed as well: its exits may be others.
     require_whole_batches(trainer.start.steps or -1, given(trainer.config.supervision))
     return open_text_as(partial(CarriedText, model=trainer.model), trainer)
 

@@ -121,7 +121,7 @@ def test_the_entry_follows_from_the_table(seconds: float, base: Path) -> None:
     model = next(word for word in row if word.startswith("--model="))
     changed = {model: f"{model},exclusive_last=0", "--depth=8": "--depth=9"}
     assert words == [changed.get(word, word) for word in row]
-    assert f"stride {128 if is_slow else 0}:" in table["note"]
+    assert f"stride {128 if is_slow else 0}:" in table["note"]  # which is not slow
 
 
 def test_an_arm_whose_steps_took_another_time_than_those_of_the_same_seeds_is_named(base: Path) -> None:

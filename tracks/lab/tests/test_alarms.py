@@ -41,7 +41,11 @@ def test_healthy_runs_raise_no_alarm() -> None:
     ("before", "after", "questions", "is_broken"),
     [
         (142 / 150, 143 / 150, 150, False),  # one answer more, of a base that gives A nearly always
-        (0.90, 1.0, 150, False),
+        (0.90, 0.96, 150, False),
+        (0.90, 1.0, 50, False),  # five answers of 50
+        (0.90, 1.0, 150, True),
+        (0.80, 1.0, 100, True),
+        (0.75, 1.0, 60, True),
         (0.25, 0.94, 150, False),
         (0.25, 0.96, 150, True),
         (0.25, 1.0, 20, True),

@@ -34,6 +34,16 @@ CASES = """
 """
 
 
+def test_what_the_last_exit_needs_depends_on_how_it_is_trained() -> None:
+    worse = [validation(2.0, 2.02)]
+    sentence = "the last exit is 1.0% worse than the first: train longer, or lower --matrix-lr"
+    assert find_alarms(worse, True, is_carried=True) == {"refinement": sentence}  # which refuses --supervision-base
+    [flat] = find_alarms([FLAT], True).values()
+    assert flat.startswith(
+        "the last exit is only 1.0% better than the first: train longer, lower --matrix-lr, or raise"
+    )
+
+
 @pytest.mark.parametrize("case", CASES.strip().splitlines())
 def test_alarms(case) -> None:
     records, finished, alarms = eval(case)

@@ -123,12 +123,14 @@ def test_a_stopped_run_ends_its_batch_and_goes_on_exactly(tmp_path) -> None:
     assert files_of(base.of("stopped"), 12) == files_of(base.of("whole"), 12)
     # A batch of 8 rows comes three times, and a step costs a third of all exits.
     assert base.series("whole", "train/exit_1").keys() == {2, 5, 8, 11}
-    # A clock ends it between two batches too, and a horizon that follows from a ratio is refused like a given one.
+    # A clock ends it between two batches too, and a horizon that follows from a ratio or FLOPs is one of whole batches.
     clock = [flag for flag in flags if not flag.startswith("--num-iterations")]
     base.run("clock", *clock, "--num-iterations=-1", "--target-seconds=1e-9", script=script)
     assert max(base.series("clock", "train/loss")) == 3
-    said = base.refused("ratio", *clock, "--num-iterations=-1", "--target-flops=1e8", script=script)
-    assert "1 steps would end in the middle of a batch: use --num-iterations=3" in said
+    said = base.run("flops", *clock, "--num-iterations=-1", "--target-flops=1e8", "--eval-every=250", script=script)
+    assert "num_iterations 3 = 1e+08 FLOPs / those of a step" in said
+    assert "carry: validation after whole batches, every 252 steps" in said
+    assert max(base.series("flops", "train/loss")) == 3
     together = base.run("together", *flags[:2], "--supervision=3", "--num-iterations=1", script=script)
     assert "exits: " in together
     carried, whole = (

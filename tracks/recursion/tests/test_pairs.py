@@ -15,10 +15,13 @@ from nanochat.errors import UserError
 from nanochat.outcome import Outcome
 from nanochat.statistics import Interval, interval
 from tracks.recursion import run, sudoku, train
-from tracks.recursion.pairs import Config, figures, pairs_table, require_pairs, verdict
+from tracks.recursion.pairs import FREE, Config, exits_table, figures, pairs_table, require_pairs, verdict
 from tracks.recursion.settings import with_preset
 from tracks.recursion.shapes import BPB
 from tracks.recursion.study import SECONDS, ArmRun
+
+MODULES = {"tracks.recursion.run": run, "tracks.recursion.sudoku": sudoku}
+FIRST_EXITS = {"own": 0.6, "other": 0.8}  # bits per byte at the first of two
 
 
 def made(name: str, seed: int, bits: float, seconds: float, rows: int = 2400, **flags: Any) -> ArmRun:
@@ -26,9 +29,10 @@ def made(name: str, seed: int, bits: float, seconds: float, rows: int = 2400, **
     metrics = {BPB: bits, SECONDS: seconds}
     record = {"stage": "base_train", "tag": f"{name}-{seed}", "environment": ENVIRONMENT, "metrics": metrics}
     config = {"seed": seed, "num_iterations": 300, "curriculum": "", "carry": False, "matrix_lr": 0.02} | flags
-    manifest = {"config": config, "source": {"setting": {"data": "hash"}, "rows": rows}}
+    manifest = {"config": config, "source": {"setting": {"data": "hash"}, "rows": rows}, "model": {"supervision": 2}}
     manifest["loop"] = {"step": config["num_iterations"], "seconds": seconds}
-    return ArmRun(Outcome(**RECORD | record), Checkpoint(Path(name), 9, manifest), [])
+    last = {"step": 9, "val/bpb at exit 0": FIRST_EXITS[name], "val/bpb at exit 1": bits}
+    return ArmRun(Outcome(**RECORD | record), Checkpoint(Path(name), 9, manifest), [last])
 
 
 def sides(**flags: Any) -> tuple[list[ArmRun], list[ArmRun]]:
@@ -47,7 +51,12 @@ def test_the_difference_is_paired_by_seed(flags: dict[str, Any]) -> None:
     assert own[-1] == "0.6100 0.6200 0.6300"
     assert other[1:5] == [pytest.approx(0.64), pytest.approx(0), None, None]
     assert (own[5], other[5]) == (flags.get("num_iterations", 300), 300)
+    # The last exits of `own` are worse than their first one.
+    own, other = exits_table(runs, others, ("own", "other"))["rows"]
+    assert own == ["own", pytest.approx(0.6), pytest.approx(0.62), pytest.approx(1 - 0.62 / 0.6)]
+    assert other == ["other", pytest.approx(0.8), pytest.approx(0.64), pytest.approx(0.2)]
     found = figures(runs, others)
+    assert found["bpb of the best exit minus the other's"]["value"] == pytest.approx(0.6 - 0.64)
     assert found["Seconds minus the other"]["value"] == pytest.approx(-28)
     # 0.02 ± 0.0248, with three seeds.
     assert found["Verdict"] == "not distinguishable"
@@ -72,6 +81,15 @@ def test_runs_that_differ_in_more_are_refused() -> None:
         require_pairs(runs, others)
     with pytest.raises(UserError, match="own-2 was not trained with --seed=1: train it again"):
         require_pairs(runs[1:2], others[1:2])
+    runs, others = sides()
+    for one in others:
+        one.manifest["config"]["loops"] = 3  # whichever side has it
+    with pytest.raises(UserError, match="other-1 has loops = 3, and own-1 None: train one of them again"):
+        require_pairs(runs, others)
+    runs, others = sides()
+    others[2].manifest["model"].clear()
+    with pytest.raises(UserError, match="other-3 is no recursive model, and has one exit"):
+        require_pairs(runs, others)
     with pytest.raises(UserError, match="name the runs to compare: --runs=carry --against=together for carry-1"):
         parse(Config, ["--runs=carry"])
 
@@ -92,8 +110,34 @@ def test_a_curriculum_is_compared_with_r_without_it() -> None:
         assert different <= {"curriculum", "seed", "tokenizer_tag"}
 
 
-@pytest.mark.parametrize("card", [one for one in [*CARDS, *PLANNED] if one.tracks == ["recursion"] and one.tag])
+def test_the_ways_to_train_on_the_card_differ_in_what_is_free() -> None:
+    card = next(card for card in CARDS if card.name == "recursion-carry")
+    words = [shlex.split(command)[2:] for command in card.commands]
+    runs: dict[str, list[train.Config]] = {}
+    for module, *flags in words:
+        if module == "tracks.recursion.train":
+            config = with_preset(parse(train.Config, flags))
+            runs.setdefault(config.tag.rpartition("-")[0], []).append(config)
+    compared = [parse(Config, flags) for module, *flags in words if module == "tracks.recursion.pairs"]
+    assert {name for one in compared for name in (one.runs, one.against)} == {*runs}
+    assert card.tag == ",".join(one.tag for one in compared)
+    first, *others = (config for same in runs.values() for config in same)
+    names = [one.name for one in fields(first) if not one.metadata["may_change"]]
+    for other in others:
+        different = {name for name in names if getattr(first, name) != getattr(other, name)}
+        assert different <= FREE | {"seed", "tag"}
+        # The same text, as often as there are exits if it is carried.
+        exits = {True: 4, False: 1}
+        tokens = [one.num_iterations * one.total_batch_size // exits[one.carry] for one in (first, other)]
+        assert tokens[0] == tokens[1]
+    for same in runs.values():
+        assert [config.seed for config in same] == [1, 2, 3]
+
+
+SERIES = [one for one in [*CARDS, *PLANNED] if one.commands[0].split()[2] in MODULES]
+
+
+@pytest.mark.parametrize("card", SERIES)
 def test_the_tag_of_a_card_is_that_of_its_series(card: Card) -> None:
     words = shlex.split(card.commands[0])
-    module = {"tracks.recursion.run": run, "tracks.recursion.sudoku": sudoku}[words[2]]
-    assert card.tag == parse(module.Config, words[3:]).tag
+    assert card.tag == parse(MODULES[words[2]].Config, words[3:]).tag
