@@ -43,6 +43,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 LONGEST = (
     "tracks/test_deletion.py",
     "tests/test_end_to_end.py",
+    "tests/trial/test_referee.py",
     "tests/test_committed_cards.py",
     "tracks/recursion/tests/test_eval.py",
     "tracks/recursion/tests/test_model.py",

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 PRELOADED = "torch._dynamo nanochat.run nanochat.evals.bpb nanochat.evals.chat nanochat.data.corpus".split()
-PRELOADED += ["pyarrow.dataset", *(["tracks.lab.run"] if find_spec("tracks.lab") else [])]
+PRELOADED += ["pyarrow.dataset", "scipy.stats", *(["tracks.lab.run"] if find_spec("tracks.lab") else [])]
 LIFETIME = 300  # seconds, after which a process tells where it hangs, and ends
 SETTINGS = ("NANOCHAT_", "HF_", "TIKTOKEN_", "WANDB_", "RANK", "LOCAL_", "WORLD_", "MASTER_", "TORCHELASTIC_", "GROUP_")
 

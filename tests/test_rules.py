@@ -78,14 +78,17 @@ def parsed(text: str) -> ast.Module:
     return ast.parse(text)
 
 
-def imports(path: str, tree: ast.Module):
+@lru_cache(maxsize=4000)
+def imports(path: str, tree: ast.Module) -> list[tuple[str, int]]:
     """(dotted name, line) of every import, lazy ones too; `from a import b` counts as a.b."""
+    found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
+            found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             package = ".".join(filter(None, [path.split("/")[0] if node.level else "", node.module]))
-            yield from ((f"{package}.{alias.name}", node.lineno) for alias in node.names)
+            found += [(f"{package}.{alias.name}", node.lineno) for alias in node.names]
+    return found
 
 
 def module_name(path: str):
@@ -124,6 +127,7 @@ def rule_1_a_script_is_a_recipe(root: Path):
                 yield f"{path}:{line}: the command line is read by nanochat.config, from the dataclass"
 
 
+@lru_cache(maxsize=4000)
 def for_type_checkers(tree: ast.Module):
     """Line numbers of imports that run for type checkers alone."""
     guards = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]

@@ -61,6 +61,10 @@ def main() -> None:
     fcntl.flock = lambda *_: None  # nobody else writes here, and the sandbox has no locks
     sys.path[:0] = {paths!r}
     facts = {{}}
+    # Of two ways to add up, that which gives the same sum each time: a keep has to repeat. Nothing is filled for it.
+    import torch
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
     import nanochat.models as models
     if hasattr(models, "initialize"):
         own = models.initialize
@@ -100,7 +104,7 @@ def main() -> None:
 main()
 """
 
-# What the code says of flags that it cannot read.
+# What the code says of flags that it cannot read, or cannot plan a run by.
 PARSE = """
 import sys
 
@@ -110,7 +114,10 @@ from nanochat.errors import UserError
 from scripts.base_train import Config
 
 try:
-    parse(Config, {flags!r})
+    config = parse(Config, {flags!r})
+    from nanochat.scaling import plan_run
+
+    plan_run(config, {vocab_size})
 except UserError as error:
     print({complaint!r} + str(error))
 except SystemExit:  # of --help
@@ -194,13 +201,13 @@ class Late(Stopped):
     """A model that was not scored in time, as on a machine with other work."""
 
 
-def complaint(code: Path, flags: Sequence[str], unsafe: bool) -> str:
-    """Return why the code cannot read these flags of scripts.base_train; "" if it can, or if it does not say.
+def complaint(code: Path, flags: Sequence[str], vocab_size: int, unsafe: bool) -> str:
+    """Return why the code cannot plan a run by these flags of scripts.base_train; "" if it can, or if it does not say.
 
     The code is asked in the sandbox: it may be a commit with other flags than there are here.
     """
     packages = package_folders(INSTALLED)
-    program = PARSE.format(paths=[str(code), *packages], flags=list(flags), complaint=COMPLAINT)
+    program = PARSE.format(paths=[str(code), *packages], flags=list(flags), vocab_size=vocab_size, complaint=COMPLAINT)
     limits = sandbox.Limits(seconds=LOADING, cpu_seconds=int(LOADING), memory=MEMORY, processes=most_threads(PROCESSES))
     said = sandbox.run_program(program, limits, unsafe, [str(code), *packages, CPUS])
     last = (said.output.strip().splitlines() or [""])[-1]
@@ -253,7 +260,7 @@ def train(
         except EOFError:
             ended = verdict(ENDING)
             if ended.killed:
-                raise Killed("its run was killed, twice, as by a machine without memory for it") from None
+                raise Killed("its run was killed, as by a machine without memory for it") from None
             said = ended.output.strip().splitlines()
             raise Failure(f"its run failed: {printable(said[-1] if said else 'it printed nothing')}") from None
         except TimeoutError:

@@ -93,7 +93,8 @@ def length_words(plan: Plan, scale: str, budget: str, floor: Sequence[Record]) -
     factor = deeper**2 if budget == "flops" else deeper  # of a run at the second depth
     there = 0 if budget == "seconds" else min(len(floor), plan.pairs)  # the noise floor has the incumbent's runs
     first = 2 * plan.pairs - there
-    most = plan.runs - there
+    repeated = 0 if budget == "seconds" else 1  # of a keep, for the same weights
+    most = plan.runs - there + repeated
     longest = most + 2 * plan.deeper * (factor - 1)
     words = f"runs take {60 * minutes:.0f} s: the first part {first} of them, {first * minutes:.0f} minutes"
-    return words if most == first else f"{words}; a keep {most}, {longest * minutes:.0f} minutes"
+    return words if plan.runs - there == first else f"{words}; a keep {most}, {longest * minutes:.0f} minutes"

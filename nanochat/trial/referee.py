@@ -23,14 +23,16 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanochat.cores import processor
-from nanochat.environment import ROOT, hardware, torch_build
+from nanochat.cores import processor, usable_cores
+from nanochat.environment import ROOT, torch_build
 from nanochat.errors import UserError
 from nanochat.evals import sandbox
 from nanochat.log import Record, print0, print_line
@@ -379,12 +381,14 @@ def run_trial(question: Question) -> int:
 WORDS = {
     "cpu_seconds": "processor time for what it counts as the same work",
     "seconds": "time",
+    "cores": "processor time in the same seconds",
     "scoring_cpu_seconds": "processor time to be scored",
     "bytes": "bytes of files",
 }
 ADVICE = {
     "cpu_seconds": "ask with --budget=seconds, in another series",
     "seconds": "both end by the clock",
+    "cores": "it uses more cores at once",
     "scoring_cpu_seconds": "it does more than to score",
     "bytes": "a checkpoint has weights and states of an optimizer",
 }
@@ -418,12 +422,16 @@ class Trial:
         self.number = 1 + asked.index(self.name)
 
     def _check_flags(self) -> None:
-        """Raise a UserError for flags that the incumbent's code cannot read: nothing has to be trained for that."""
-        asked = [self.incumbent.flags] if self.question.flags else []
-        if self.question.candidate.strip().startswith("-"):
-            asked.append(self.candidate.flags)
-        for flags in asked:
-            complaint = arena.complaint(self.incumbent.code, flags, self.series.fixed["unsafe"])
+        """Raise a UserError for flags that the incumbent's code cannot plan a run by: nothing is spent for that."""
+        scale, fixed = self.series.scale, self.series.fixed
+        asked = []
+        if self.question.flags:  # also at the second depth, where the incumbent would fail at the end
+            asked += product([self.incumbent.flags], scale.depths if self.question.plan.deeper else scale.depths[:1])
+        if self.question.candidate.strip().startswith("-"):  # it may be kept at the first depth alone
+            asked.append((self.candidate.flags, scale.depths[0]))
+        for flags, depth in asked:
+            words = [f"--depth={depth}", *flags, scale.budget(fixed["budget"], depth)]
+            complaint = arena.complaint(self.incumbent.code, words, scale.vocab_size, fixed["unsafe"])
             if complaint:
                 raise UserError(complaint)
 
@@ -451,7 +459,17 @@ class Trial:
             found.append(
                 f"the candidate changes {names}, by which a run's length is counted: see whether it trains longer"
             )
+        if self.question.flags:
+            found.append(f"both sides have {self.question.flags}")
         found += filter(None, [_again_words(self.series, self.name, "validation")])
+        if killed := self._lines("killed"):
+            found.append(f"{_count_of(len(killed), 'run')} trained again after a kill")
+        if again := self._begun_again():
+            found.append(f"{_count_of(len(again), 'run')} begun again, as the trial was stopped")
+        different = {line["side"] for line in self._lines("repeated") if not line["same"]}
+        if different:
+            runs = "runs of both sides" if len(different) == 2 else "a run of the incumbent"
+            found.append(f"{runs} ended with other weights when trained again")
         return "; ".join(found)
 
     def _incumbent(self, root: Path) -> Side:
@@ -489,6 +507,8 @@ class Trial:
         for record in ledger.of_kind("trial"):
             if record["name"] == self.name:
                 return record
+        for left in (self.series.folder / "runs").glob("*-again*"):  # of a referee that was killed
+            shutil.rmtree(left, ignore_errors=True)
         before = {"name": self.name, "number": self.number, **self._sides()}
         try:
             check_files(
@@ -502,14 +522,16 @@ class Trial:
             shown = decision.smallest(noise, self.question.plan, self.number)
             self._say(f"the noise is {noise.sd:.4f} bits per byte over seeds: this question shows gains of {shown:.4f}")
             verdict = decision.decide(self.question.plan, self.number, noise, self._pairs, self.series.scale.depths)
+            if verdict.answer is Answer.KEEP and self.series.fixed["budget"] != "seconds":
+                self._check_repeats()
             found = self._found(verdict)
         except Refused as refused:
             found = {"answer": "discard", "reason": str(refused), "refused": refused.check}
         except Failure as failure:
             found = {"answer": "discard", "reason": str(failure), "failed": True}
         self.series.check()
-        for side in (self.incumbent, self.candidate):
-            check_unchanged(side.code)
+        for code in (self.incumbent.code, self.candidate.code, self._referee):
+            check_unchanged(code)
         if found["answer"] != "keep":  # the holdout is for what is kept
             self._forget_confirming()
         return ledger.add("trial", **before, **found)
@@ -555,7 +577,8 @@ class Trial:
         wanted = decision.pairs_for(aim, noise, plan, self.number + 1)
         if wanted is None:
             return f"{decision.MOST_PAIRS} pairs would not show {aim:.4f}"
-        asked = f"--pairs={wanted} asks for them, up to {plan.with_pairs(wanted).runs} runs"
+        repeated = self.series.fixed["budget"] != "seconds"
+        asked = f"--pairs={wanted} asks for them, up to {plan.with_pairs(wanted).runs + repeated} runs"
         return f"{wanted - plan.pairs} more pairs would show {aim:.4f}: {asked}"
 
     def _difference(self, metric: str) -> Record:
@@ -639,10 +662,14 @@ class Trial:
             times = decision.longer(one, other, floor)
             if times:
                 raise _over_budget("seconds", times)
+            times = 0.0
+            if len(found["candidate"]) >= self._least_pairs(pairs):  # other work takes cores from a run
+                times = _more_cores(self._incumbents(Part.SCREEN, self.series.scale.floor), found)
+            if times:
+                raise _over_budget("cores", times)
         else:  # threads that wait use processor time up too, and other work on the machine changes seconds
             self._check_work(found, part)
-        # One pair may have met a slow minute; where nothing is confirmed there may be no other.
-        if len(found["candidate"]) >= (2 if self.question.plan.confirming else min(pairs, 2)):
+        if len(found["candidate"]) >= self._least_pairs(pairs):
             times = _scored_longer(found["incumbent"], found["candidate"])
             if times and part is Part.SCREEN:  # another hour, when the machine was less busy
                 times = _scored_longer(self._incumbents(Part.AGAIN, len(found["candidate"])), found["candidate"])
@@ -651,6 +678,13 @@ class Trial:
         one, other = (statistics.median(run["bytes"] for run in runs) for runs in found.values())
         if other > LARGER * one:
             raise _over_budget("bytes", other / one)
+
+    def _least_pairs(self, pairs: int) -> int:
+        """Return how many pairs of a part may refuse a candidate: one may have met a slow minute.
+
+        Where nothing is confirmed there may be no other.
+        """
+        return 2 if self.question.plan.confirming else min(pairs, 2)
 
     def _check_work(self, found: dict[str, list[Record]], part: Part) -> None:
         """Raise Refused if the candidate has taken more processor time than chance explains."""
@@ -720,34 +754,29 @@ class Trial:
         if there:
             return there
         series = self.series
-        seed = self._seed(part, number)
-        key = self._key(side, part, seed)
+        key = self._key(side, part, self._seed(part, number))
         depth = self._depth(part)
         what = "noise floor" if floor else part.value
         who = "incumbent" if side is self.incumbent else "candidate"
         self._say(f"{what} {number + 1}: {who}, depth {depth}")
-        scale = series.scale
-        flags = [f"--depth={depth}", *side.flags, scale.budget(series.fixed["budget"], depth), f"--seed={seed}"]
-        flags += ["--eval-every=-1", "--sample-every=-1", "--core-metric-every=-1", "--save-every=-1", "--no-compile"]
+        flags = self._words(side, part, number)
         folder = series.folder / "runs" / key
         shutil.rmtree(folder, ignore_errors=True)
         self._check_space()
+        about: Record = {"question": self.name, "part": part.value, "number": number, "key": key, "side": side.key}
+        self._fail_again(side, key)
         try:
-            try:
-                measured = self._trained(side, flags, folder)
-            except Killed:  # once more: the machine may have done it for other work
-                series.ledger.add("crash", key=key, side=side.key, part=part.value, number=number, reason="killed")
-                measured = self._trained(side, flags, folder)
+            series.ledger.add("begun", **about)
+            measured = self._trained_or_again(side, flags, folder, about)
 
             def patience(late: bool) -> float:
                 return self._patience(side, part, number, late)
 
-            about = {"question": self.name, "part": part.value, "number": number}
-            measured |= _scored(series, side, key, "validation", patience, **about)
+            measured |= _scored(series, side, key, "validation", patience, self.name, part=part.value, number=number)
             measured["weights"] = arena.weights_hash(folder)
         except (Failure, Refused) as error:
             shutil.rmtree(folder, ignore_errors=True)
-            series.ledger.add("crash", key=key, side=side.key, part=part.value, number=number, reason=str(error))
+            self._add_crash(about, error)
             if side is self.incumbent:
                 raise UserError(f"a run of the incumbent failed, so nothing can be compared: {error}") from None
             raise
@@ -756,6 +785,107 @@ class Trial:
         return series.ledger.add(
             "run", key=key, side=side.key, part=part.value, number=number, depth=depth, machine=self.machine, **measured
         )
+
+    def _add_crash(self, about: Record, error: Failure | Refused) -> None:
+        check = error.check if isinstance(error, Refused) else ""
+        reason = error.reason if isinstance(error, Refused) else str(error)
+        self.series.ledger.add("crash", **about, check=check, reason=reason)
+
+    def _fail_again(self, side: Side, key: str) -> None:
+        """Raise what a candidate's run has ended with, if the referee was killed before it had said so."""
+        crash = next((line for line in self._lines("crash") if line["key"] == key), None)
+        if crash and side is self.candidate:
+            raise Refused(crash["check"], crash["reason"]) if crash["check"] else Failure(crash["reason"])
+
+    def _trained_or_again(self, side: Side, flags: Sequence[str], folder: Path, about: Record) -> Record:
+        """Return what training has measured. A run that was killed is trained again: of each side once in a question.
+
+        The machine may have killed it for other work, but whoever kills itself may do so by what it has seen. about:
+        the run, for the ledger.
+        """
+        try:
+            return self._trained(side, flags, folder)
+        except Killed as killed:
+            if any(line["side"] == side.key for line in self._lines("killed")):
+                raise Failure(f"{killed}, and another one was trained again before") from None
+            self.series.ledger.add("killed", **about)
+        try:
+            return self._trained(side, flags, folder)
+        except Killed as killed:
+            raise Failure(f"{killed}, twice") from None
+
+    def _lines(self, kind: str) -> list[Record]:
+        """Return the lines of a kind that are of this question."""
+        return [line for line in self.series.ledger.of_kind(kind) if line["question"] == self.name]
+
+    def _begun_again(self) -> list[str]:
+        """Return the keys of this question's runs that were begun more than once: the trial was stopped in them."""
+        counts = Counter(line["key"] for line in self._lines("begun"))
+        return [key for key, count in counts.items() if count > 1]
+
+    def _check_repeats(self) -> None:
+        """Raise Refused if a run of the candidate ends with other weights, trained again with the same seed.
+
+        What is drawn anew each time can be drawn until it is good: by a run that kills itself, or whoever stops the
+        trial. Runs that end by the clock are never the same, and where the incumbent's are not, nothing is compared.
+        """
+        part = Part.CONFIRM if self.question.plan.confirming else self._first
+        count = self.question.plan.confirming or self.question.plan.pairs
+        doubted = {*self._begun_again(), *(line["key"] for line in self._lines("killed"))}
+
+        def chosen(side: Side) -> tuple[int, bool]:
+            """Return the number of a run, one of those that were begun again if there are any, and whether it is."""
+            keys = [self._key(side, part, self._seed(part, number)) for number in range(count)]
+            numbers = [number for number, key in enumerate(keys) if key in doubted]
+            among = numbers or [*range(count)]
+            return among[self.series.seed("repeat", self.name) % len(among)], bool(numbers)
+
+        number, _ = chosen(self.candidate)
+        own, is_doubted = chosen(self.incumbent)
+        if is_doubted:  # whoever asks has made the incumbent, too
+            self._repeats(self.incumbent, part, own)
+        if not self._repeats(self.candidate, part, number) and self._repeats(self.incumbent, part, number):
+            raise Refused(
+                "seed",
+                "a run, trained again with its seed, ends with other weights: it draws what is not given, or adds up in"
+                " no fixed order",
+            )
+
+    def _repeats(self, side: Side, part: Part, number: int) -> bool:
+        """Return True if a run of a side, trained again, ends with the same weights."""
+        first = self._run(side, part, number)
+        there = next((line for line in self._lines("repeated") if line["of"] == first["key"]), None)
+        if there:
+            return there["same"]
+        key = f"{first['key']}-again"
+        about: Record = {"question": self.name, "part": part.value, "number": number, "key": key, "side": side.key}
+        self._fail_again(side, key)
+        who = "incumbent" if side is self.incumbent else "candidate"
+        self._say(f"{part.value} {number + 1} again, for the same weights: {who}, depth {self._depth(part)}")
+        folder = self.series.folder / "runs" / key
+        self._check_space()
+        self.series.ledger.add("begun", **about)
+        try:
+            self._trained_or_again(side, self._words(side, part, number), folder, about)
+            weights = arena.weights_hash(folder)
+        except (Failure, Refused) as error:
+            self._add_crash(about, error)
+            if side is self.incumbent:
+                raise UserError(f"a run of the incumbent failed, so nothing can be compared: {error}") from None
+            raise
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        is_same = weights == first["weights"]
+        self.series.ledger.add("repeated", **about, of=first["key"], same=is_same)
+        return is_same
+
+    def _words(self, side: Side, part: Part, number: int) -> list[str]:
+        """Return the flags of a run."""
+        depth = self._depth(part)
+        budget = self.series.scale.budget(self.series.fixed["budget"], depth)
+        words = [f"--depth={depth}", *side.flags, budget, f"--seed={self._seed(part, number)}"]
+        never = ["eval-every", "sample-every", "core-metric-every", "save-every"]
+        return [*words, *(f"--{name}=-1" for name in never), "--no-compile"]
 
     def _patience(self, side: Side, part: Part, number: int, late: bool) -> float:
         """Return the seconds that a scoring may take: a candidate's are bounded by the incumbent's at this depth.
@@ -939,10 +1069,9 @@ def list_series(name: str, as_json: bool) -> None:
 
 
 def machine_name() -> str:
-    """Return what decides a run's rounding and speed: the processor with what it can, its cores, and torch."""
-    facts = hardware()
+    """Return what decides a run's rounding and speed: the processor with what it can, the cores for it, and torch."""
     software = torch_build()["__version__"]
-    return f"{platform.machine()} {text_sha256(processor())[:12]} {facts['CPUs']} {facts['GPUs']} torch {software}"
+    return f"{platform.machine()} {text_sha256(processor())[:12]} {usable_cores()} cores torch {software}"
 
 
 def work_of(runs: Sequence[Record], beside: Sequence[Record], kind: str = "") -> list[float]:
@@ -953,6 +1082,16 @@ def work_of(runs: Sequence[Record], beside: Sequence[Record], kind: str = "") ->
     seconds, processes = f"{kind}cpu_seconds", f"{kind}processes"
     usual = statistics.median(run[processes] for run in beside)
     return [run[seconds] + sandbox.UNSEEN * max(0, run[processes] - usual) for run in runs]
+
+
+def _more_cores(floor: Sequence[Record], found: dict[str, list[Record]]) -> float:
+    """Return how many times the incumbent's processor time a candidate has in the same seconds; 0.0 if in bounds.
+
+    floor: runs of the noise floor. The incumbent's largest counts, of which other work has taken least.
+    """
+    most = max(run["cpu_seconds"] for run in (*floor, *found["incumbent"]))
+    other = statistics.median_low(work_of(found["candidate"], found["incumbent"]))
+    return other / most if other > decision.SLOWER[1] * most else 0.0
 
 
 def _scored_longer(incumbent: Sequence[Record], candidate: Sequence[Record]) -> float:
@@ -1008,9 +1147,11 @@ def _again(series: Series, question: str, text: str) -> list[Record]:
 def _again_words(series: Series, question: str, text: str) -> str:
     """Return how many scorings a question has tried again, for its answer; "" for none."""
     count = len(_again(series, question, text))
-    if not count:
-        return ""
-    return "1 scoring was tried again" if count == 1 else f"{count} scorings were tried again"
+    return f"{_count_of(count, 'scoring')} tried again" if count else ""
+
+
+def _count_of(count: int, name: str) -> str:
+    return f"1 {name} was" if count == 1 else f"{count} {name}s were"
 
 
 def _over_budget(name: str, times: float) -> Refused:
@@ -1065,6 +1206,7 @@ def answer_lines(record: Record) -> list[str]:
         metrics |= {
             "confirmed": "yes" if record["confirmed"] else "no",
             "contained": "yes" if record["contained"] else "no",
+            "note": "yes" if record["note"] else "no",
             "second_depth": record["second"]["answer"] if record["second"] else "none",
         }
         metrics |= {"gain_bpb": f"{record['gain']:.6f}", "interval_bpb": f"{record['interval']:.6f}"}

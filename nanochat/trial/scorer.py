@@ -117,6 +117,7 @@ class Refused(UserError):
     def __init__(self, check: str, reason: str) -> None:
         super().__init__(f"refused, {check}: {reason}")
         self.check = check
+        self.reason = reason
 
 
 class Missing(Refused):

@@ -116,15 +116,16 @@ def test_a_code_says_which_flags_it_cannot_read(tmp_path: Path) -> None:
             shutil.copy2(ROOT / name, code / name)
     for place in [tmp_path, *tmp_path.parents][:4]:  # the sandbox's user reads what lies below
         place.chmod(place.stat().st_mode | 0o055)
-    assert not arena.complaint(code, ["--depth=4", "--matrix-lr=0.03"], False)
+    assert not arena.complaint(code, ["--depth=4", "--matrix-lr=0.03"], 512, False)
     for flag, sentence in (
         ("--matrix-lrr=0.03", "unknown argument --matrix-lrr, did you mean --matrix-lr?"),
         ("--matrix-lr=abc", "--matrix-lr: could not convert string to float: 'abc'"),
         ("--help", "there is a flag that trains nothing"),
+        ("--target-flops=1e6", "--target-flops=1e+06 is below a step, which has "),
     ):
-        assert arena.complaint(code, ["--depth=4", flag], False) == sentence
+        assert arena.complaint(code, ["--depth=4", flag], 512, False).startswith(sentence)
     (code / "nanochat/config.py").write_text("# another version\n")
-    assert not arena.complaint(code, ["--matrix-lrr=0.03"], False)
+    assert not arena.complaint(code, ["--matrix-lrr=0.03"], 512, False)
 
 
 def test_a_source_waits_no_longer_than_its_time() -> None:

@@ -94,8 +94,8 @@ def test_a_candidate_that_was_refused_before_it_was_a_side() -> None:
 @pytest.mark.parametrize(
     ("plan", "budget", "words"),
     [
-        # 2 of the candidate, 12 to confirm, and 4 at twice the depth: 4 times the FLOPs.
-        (Plan(2, 6, 2, 0.001), "flops", "runs take 60 s: the first part 2 of them, 2 minutes; a keep 18, 30 minutes"),
+        # 2 of the candidate, 12 to confirm, 4 at twice the depth: 4 times the FLOPs. And one of those to confirm again.
+        (Plan(2, 6, 2, 0.001), "flops", "runs take 60 s: the first part 2 of them, 2 minutes; a keep 19, 31 minutes"),
         (Plan(2, 6, 2, 0.001), "seconds", "runs take 60 s: the first part 4 of them, 4 minutes; a keep 20, 24 minutes"),
         # The noise floor has three runs of the incumbent.
         (Plan(5, 0, 0, 0.001), "flops", "runs take 60 s: the first part 7 of them, 7 minutes"),

@@ -201,6 +201,7 @@ def test_mistakes_are_one_sentence(repository: Repository) -> None:
         (["--candidate=--matrix-lrr=0.03"], "unknown argument --matrix-lrr, did you mean --matrix-lr?"),
         (["--candidate=--matrix-lr=0.03", "--flags=--scalar-lr=x"], "--scalar-lr: could not convert string to float"),
         (["--candidate=--matrix-lr=0.03", "--flags=--seed=3"], "--flags: refused, budget: --seed is set by the trial"),
+        (["--candidate=--total-batch-size=1048576"], "--target-flops=2.5e+10 is below a step, which has "),
         (["--candidate=--matrix-lr=0.2", "--budget=seconds"], "the series default has --budget=flops"),
     ):
         found = repository.ask(*flags)
@@ -229,10 +230,18 @@ AT_ONCE = {
         "\nHOLDOUT = open('SERIES/sealed/holdout.json').read()\n",
         "its run failed: FileNotFoundError",
     ),
-    "it overwrites the other side": (
+    "it overwrites the ledger": (
         "nanochat/gpt.py",
         "\nopen('SERIES/trial.jsonl', 'w').write('')\n",
         "its run failed: ",
+    ),
+    "it overwrites the other side": (
+        "nanochat/gpt.py",
+        "\nimport glob\nwritten = 0\n"
+        "for path in glob.glob('SERIES/code/*/nanochat/*.py'):\n"
+        "    try:\n        written += open(path, 'w').write('#')\n    except OSError:\n        pass\n"
+        "raise RuntimeError(f'{written} files are overwritten')\n",
+        "its run failed: RuntimeError: 0 files are overwritten",
     ),
     "it has a token without a probability": (
         "nanochat/gpt.py",
@@ -259,6 +268,7 @@ AT_ONCE = {
 @pytest.mark.parametrize("name", AT_ONCE)
 def test_a_cheat_is_no_keep(name: str, repository: Repository) -> None:
     path, text, reason = AT_ONCE[name]
+    before = {path: path.read_bytes() for path in repository.series.glob("code/*/nanochat/*.py")}
     if path:
         repository.change(path, text.replace("SERIES", str(repository.series)))
         found = repository.ask()
@@ -266,6 +276,7 @@ def test_a_cheat_is_no_keep(name: str, repository: Repository) -> None:
         found = repository.ask(f"--candidate={text}")
     assert (found.status, found.complaint) == (DISCARD, "")
     assert reason in found.verdict
+    assert before == {path: path.read_bytes() for path in before}
     assert repository.records[-1]["answer"] == "discard"  # it stays on the record
     assert repository.ask("--verify").status == 0
 
@@ -449,6 +460,7 @@ class Fake:
         self.series.ledger.add("series", **pinned(self.series.fixed), files={})
         self.killed: set[int] = set()  # runs, by number
         self.rows = ""
+        self.drawn: set[str] = set()  # sides whose weights are others each time
         self.memory = 1.0
         for name in ("validation", "holdout"):
             write_json(folder / f"sealed/{name}.json", ["a short text"])
@@ -460,7 +472,7 @@ class Fake:
         folder.mkdir(parents=True, exist_ok=True)
         self.trained.append((side.name, next(flag for flag in flags if flag.startswith("--seed="))))
         if len(self.trained) in self.killed:
-            raise Killed("its run was killed, twice")
+            raise Killed("its run was killed")
         seconds = (10 + 0.1 * (len(self.trained) % 3)) * (self.times if side.name == "candidate" else 1.0)
         found = {"seconds": seconds, "cpu_seconds": 10.0, "processes": 1, "memory": self.memory, "bytes": 10}
         return {**found, "initial": "", "rows": self.rows}
@@ -472,7 +484,10 @@ class Fake:
 
     def weights_hash(self, folder: Path) -> str:
         count = sum(name == "candidate" for name, _ in self.trained)
-        return "same" if count >= self.same and self.trained[-1][0] == "candidate" else folder.name
+        if folder.name.endswith("-again") and self.trained[-1][0] in self.drawn:
+            return f"{len(self.trained)}"
+        own = folder.name.removesuffix("-again")
+        return "same" if count >= self.same and self.trained[-1][0] == "candidate" else own
 
     def record(self) -> Record:
         """Ask as a new process does."""
@@ -498,16 +513,155 @@ def test_a_candidate_that_is_refused_in_its_confirmation_leaves_no_checkpoints(
     assert not list((tmp_path / "runs").iterdir())
 
 
-@pytest.mark.parametrize(("killed", "answer", "tries"), [({5}, "keep", 6), ({5, 6}, "discard", 6)])
+@pytest.mark.parametrize(
+    ("killed", "answer", "tries", "reason"),
+    [
+        ({5}, "keep", 8, ""),  # and one that repeats
+        ({5, 6}, "discard", 6, "its run was killed, twice"),
+        ({4, 6}, "discard", 6, "its run was killed, and another one was trained again before"),
+        ({2}, "keep", 9, ""),  # of the incumbent, which repeats too
+    ],
+)
 def test_a_run_that_the_machine_kills_is_tried_once_more(
-    killed: set[int], answer: str, tries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    killed: set[int], answer: str, tries: int, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake = Fake(tmp_path, monkeypatch, Plan(2, 0, 0, 0.001))
+    """Of each side once: a candidate that kills its bad runs draws them anew."""
+    fake = Fake(tmp_path, monkeypatch, Plan(3, 0, 0, 0.001))
     fake.killed = killed
     found = fake.record()
     assert (found["answer"], found.get("failed", False)) == (answer, answer == "discard")
     assert len(fake.trained) == tries
-    assert len(fake.series.ledger.of_kind("crash")) == len(killed)
+    assert [line["reason"] for line in fake.series.ledger.of_kind("crash")] == ([reason] if reason else [])
+    assert len(fake.series.ledger.of_kind("killed")) == 1
+    if answer == "keep":
+        assert found["note"] == "1 run was trained again after a kill"
+        [line] = fake.series.ledger.of_kind("killed")
+        assert line["key"] in [one["of"] for one in fake.series.ledger.of_kind("repeated")]
+
+
+@pytest.mark.parametrize("confirming", [0, 6])
+@pytest.mark.parametrize(
+    ("drawn", "answer", "note"),
+    [
+        (set(), "keep", ""),
+        ({"candidate"}, "discard", ""),
+        ({"candidate", "incumbent"}, "keep", "runs of both sides ended with other weights when trained again"),
+    ],
+)
+def test_a_keep_repeats_with_its_seed(
+    drawn: set[str], answer: str, note: str, confirming: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Fake(tmp_path, monkeypatch, Plan(2, confirming, 0, 0.001))
+    fake.drawn = drawn
+    found = fake.record()
+    assert found["answer"] == answer
+    if answer == "keep":
+        assert found["note"].startswith(note)
+        assert bool(found["note"]) == bool(note)
+        assert fake.record() == found
+    else:
+        assert found["refused"] == "seed"
+        assert "seed: a run, trained again with its seed, ends with other weights" in found["reason"]
+    [*_, last] = fake.series.ledger.of_kind("repeated")
+    [first] = [run for run in fake.series.ledger.of_kind("run") if run["key"] == last["of"]]
+    assert first["part"] == ("confirm" if confirming else "screen")
+    assert not list((tmp_path / "runs").glob("*-again"))
+    # By the clock no run is like another one.
+    clock = Fake(tmp_path / "clock", monkeypatch, Plan(2, 0, 0, 0.001), "seconds")
+    clock.drawn = drawn
+    assert clock.record()["answer"] == "keep"
+    assert not clock.series.ledger.of_kind("repeated")
+
+
+def test_the_run_that_was_begun_again_is_the_one_that_has_to_repeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever stops a trial in a bad run would draw it anew."""
+    fake = Fake(tmp_path, monkeypatch, Plan(2, 6, 0, 0.001))
+    own, stopped = fake.train, []
+
+    def stop(side: Side, flags: Sequence[str], *more: Any) -> Record:
+        if side.name == "candidate" and not stopped and fake.parts().count("confirm") >= 5:
+            stopped.append(flags)
+            raise KeyboardInterrupt
+        return own(side, flags, *more)
+
+    monkeypatch.setattr(arena, "train", stop)
+    with pytest.raises(KeyboardInterrupt):
+        fake.record()
+    found = fake.record()
+    assert found["note"] == "1 run was begun again, as the trial was stopped"
+    [repeated] = fake.series.ledger.of_kind("repeated")
+    keys = [line["key"] for line in fake.series.ledger.of_kind("begun")]
+    assert keys.count(repeated["of"]) == 2
+
+
+def test_a_run_that_failed_is_not_drawn_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The referee is killed between the line of the run and that of the answer."""
+    for error in (Failure("its run failed: none"), Refused("bytes", "it is too large")):
+        fake = Fake(tmp_path / type(error).__name__, monkeypatch, Plan(2, 0, 0, 0.001))
+        own = fake.train
+
+        def fail(side: Side, *more: Any, error: Exception = error, own: Any = own) -> Record:
+            if side.name == "candidate":
+                raise error
+            return own(side, *more)
+
+        monkeypatch.setattr(arena, "train", fail)
+        with monkeypatch.context() as patch:
+            patch.setattr(Series, "check", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                fake.record()
+        monkeypatch.setattr(arena, "train", own)
+        trained = len(fake.trained)
+        found = fake.record()
+        assert (found["answer"], found["reason"]) == ("discard", str(error))
+        assert len(fake.trained) == trained
+
+
+@pytest.mark.parametrize("killed", [{6, 7}, {6}])
+def test_a_repeat_that_is_killed_is_tried_once_more(
+    killed: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The floor has three runs and the candidate two; the sixth is the one that repeats."""
+    fake = Fake(tmp_path, monkeypatch, Plan(2, 0, 0, 0.001))
+    fake.killed = killed
+    (tmp_path / "runs/left-again").mkdir(parents=True)  # of a referee that was killed
+    found = fake.record()
+    assert found["answer"] == ("keep" if len(killed) == 1 else "discard")
+    assert found["reason"] == ("on seeds that it was found by" if len(killed) == 1 else "its run was killed, twice")
+    assert not list((tmp_path / "runs").glob("*-again*"))
+
+
+@pytest.mark.parametrize(("used", "answer"), [(14.0, "keep"), (16.0, "discard")])
+def test_by_the_clock_a_candidate_may_not_use_many_more_cores(
+    used: float, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Fake(tmp_path, monkeypatch, Plan(2, 0, 0, 0.001), "seconds")
+    own = fake.train
+
+    def train(side: Side, *more: Any) -> Record:
+        found = own(side, *more)
+        return found | ({"cpu_seconds": used} if side.name == "candidate" else {})
+
+    monkeypatch.setattr(arena, "train", train)
+    found = fake.record()
+    assert found["answer"] == answer
+    if answer == "discard":
+        assert "1.60 times the incumbent's processor time in the same seconds: it uses more cores" in found["reason"]
+
+
+def test_flags_of_both_sides_have_to_do_at_both_depths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A candidate's may be kept at the first one alone."""
+    fake = Fake(tmp_path, monkeypatch, Plan(2, 6, 2, 0.001))
+    asked = []
+    monkeypatch.setattr(arena, "complaint", lambda code, words, *more: asked.append((words[0], words[-2])) or "")
+    trial = Trial.__new__(Trial)
+    trial.series, trial.question = fake.series, dataclasses.replace(fake.question, candidate="--c=1", flags="--b=1")
+    trial.incumbent = Side("incumbent", "HEAD", fake.code["incumbent"], ["--b=1"])
+    trial.candidate = Side("candidate", "HEAD", fake.code["incumbent"], ["--b=1", "--c=1"])
+    trial._check_flags()
+    assert asked == [("--depth=1", "--b=1"), ("--depth=2", "--b=1"), ("--depth=1", "--c=1")]
 
 
 @pytest.mark.parametrize(
@@ -536,7 +690,8 @@ def test_of_a_question_one_score_that_the_machine_stops_is_tried_once_more(
     monkeypatch.setattr(arena, "score", score)
     found = fake.record()
     assert found["answer"] == ("discard" if reason else "keep")
-    assert len({*fake.trained}) == len(fake.trained)
+    repeated = 0 if reason else 1  # for a keep, the same weights
+    assert len({*fake.trained}) == len(fake.trained) - repeated
     [again] = fake.series.ledger.of_kind("again")
     assert (again["reason"], again["cpu_seconds"], again["number"]) == ("its model was not scored", 7.0, 0)
     assert [crash["reason"] for crash in fake.series.ledger.of_kind("crash")] == ([reason] if reason else [])
@@ -642,13 +797,13 @@ def test_what_both_sides_take_has_an_interval(tmp_path: Path, monkeypatch: pytes
     seconds = found["metrics"]["seconds"]
     # The incumbent's runs are of 10.1 and 10.1 s, the candidate's 1.05 times 10.2 and 10 s, in turns.
     assert seconds["change"] == pytest.approx(100 * (1.05 * math.sqrt(10.2 * 10.0) / 10.1 - 1))
-    t = 4.303  # of two degrees of freedom, for 95 %
+    t = 12.706  # of one degree of freedom, for 95 %: the incumbent's do not spread
     half = t * math.sqrt(math.log(10.2 / 10.0) ** 2 / 2 / 2)
     assert seconds["interval"] == pytest.approx(100 * math.expm1(half), rel=1e-3)
     assert found["metrics"]["bytes"] == {"incumbent": 10, "candidate": 10, "change": 0, "interval": 0}
     assert found["metrics"]["memory"] == {"incumbent": 0, "candidate": 0}
     lines = answer_lines({**found, "hash": "h"})
-    assert "seconds: 10.1 incumbent, 10.61 candidate, +5.0 ± 4.4 %" in lines
+    assert "seconds: 10.1 incumbent, 10.61 candidate, +5.0 ± 13.4 %" in lines
     assert f"METRIC seconds_change={seconds['change']:.6g}" in lines
 
 
@@ -799,12 +954,18 @@ def test_a_text_that_a_candidate_could_write_is_refused(
     assert not (tmp_path / "trial/default/referee.json").exists()
 
 
-@pytest.mark.parametrize("name", ["sealed/validation.json", "code", "referee.json"])
+@pytest.mark.parametrize("name", ["sealed/validation.json", "code", "referee", "referee.json"])
 def test_what_was_changed_during_a_question_leaves_it_without_an_answer(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = Fake(tmp_path, monkeypatch, Plan(2, 0, 0, 0.001))
     path = tmp_path / name if name != "code" else fake.code["incumbent"] / "nanochat/gpt.py"
+    if name == "referee":  # a series has kept other code since
+        (tmp_path / "first/nanochat").mkdir(parents=True)
+        (tmp_path / "first/nanochat/gpt.py").write_text("# first\n", encoding="utf-8")
+        first_copy = _kept(tmp_path / "first", tmp_path / "code")
+        fake.series.fixed["referee"] = first_copy.name
+        path = first_copy / "nanochat/gpt.py"
     [first] = fake.series.ledger.of_kind("series")
     first["files"] = {"sealed/validation.json": read_sha256(tmp_path / "sealed/validation.json")}
     own = fake.score
@@ -1222,8 +1383,15 @@ def test_short_processes_count_as_what_they_may_hide() -> None:
 @pytest.mark.parametrize(
     ("path", "text", "reason"),
     [
-        # More steps than the plan says, and more rows in a step.
+        # More steps than the plan says.
         ("nanochat/scaling.py", "\n_own = _horizon\n\n\ndef _horizon(*more):\n    return 3000, 'mine'\n", "budget"),
+        # More text in a step: each batch has the rows of eight.
+        (
+            "nanochat/dataloader.py",
+            "\n_next = TextLoader.__next__\n\n\ndef _more(self):\n    found = [_next(self) for _ in range(8)]\n"
+            "    return tuple(torch.cat(one) for one in zip(*found))\n\n\nTextLoader.__next__ = _more\n",
+            "budget",
+        ),
         # A seed of its own.
         (
             "nanochat/models.py",
