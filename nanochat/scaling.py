@@ -150,9 +150,11 @@ def _horizon(config: PretrainSettings, n: int, flops: float, batch: int) -> tupl
         return config.num_iterations, "given"
     if config.target_flops != -1:
         steps = config.target_flops / (flops * batch)
-        if steps < 1:
+        least = config.steps_together
+        if steps < least:
+            what = "a step, which has" if least == 1 else f"{least} steps, which belong together and have"
             raise UserError(
-                f"--target-flops={config.target_flops:g} is below a step, which has {flops * batch:.3g} FLOPs: use"
+                f"--target-flops={config.target_flops:g} is below {what} {least * flops * batch:.3g} FLOPs: use"
                 f" more, or a smaller --total-batch-size than {batch:,}"
             )
         return _whole(steps, config), f"{config.target_flops:g} FLOPs / those of a step"

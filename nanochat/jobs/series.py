@@ -9,7 +9,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -125,17 +125,24 @@ def training_seconds(stage: str, tag: str) -> float:
 
 
 def words_of(config: SeriesSettings) -> list[str]:
-    """Return the words of --flags: a flag and its value are one, with dashes in the name. All spellings are allowed."""
-    words: list[str] = []
+    """Return the words of --flags, with dashes in the names of flags, as both spellings are allowed."""
+    words = []
     for word in shlex.split(config.flags):
         flag, equals, value = word.partition("=")
-        if flag.startswith("--"):
-            words.append(flag.replace("_", "-") + equals + value)
-        elif words and words[-1].startswith("--") and "=" not in words[-1]:  # --loops 3
-            words[-1] += f"={word}"
-        else:
-            words.append(word)
+        words.append(flag.replace("_", "-") + equals + value if flag.startswith("--") else word)
     return words
+
+
+def flags_among(words: Sequence[str], names: Collection[str]) -> tuple[list[str], list[str]]:
+    """Return the words that belong to flags with these names, and all others; a value may be a word of its own."""
+    own: list[str] = []
+    others: list[str] = []
+    found = others
+    for word in words:
+        if word.startswith("-"):
+            found = own if word.partition("=")[0] in names else others
+        found.append(word)
+    return own, others
 
 
 def source_of(config: SeriesSettings, default: str) -> str:

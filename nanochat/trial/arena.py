@@ -115,9 +115,10 @@ from scripts.base_train import Config
 
 try:
     config = parse(Config, {flags!r})
-    from nanochat.scaling import plan_run
+    from nanochat.scaling import plan_run, row_choices
 
-    plan_run(config, {vocab_size})
+    plan = plan_run(config, {vocab_size})
+    row_choices(config.device_batch_size, plan.total_batch_size, plan.model.max_seq_len, 1)
 except UserError as error:
     print({complaint!r} + str(error))
 except SystemExit:  # of --help

@@ -22,7 +22,7 @@ def listed(name: str, ledger: Sequence[Record]) -> Record:
         kinds[record["kind"]].append(record)
     if not kinds["series"]:
         raise UserError(f"the series {name} has asked nothing yet")
-    begun, runs = kinds["series"][0], kinds["run"]
+    begun, runs = kinds["series"][0], [*kinds["run"], *kinds["repeated"]]
     answers = {record["name"]: record for record in kinds["trial"] if record["name"]}
     trials = [row_of(number, asked, answers) for number, asked in enumerate(kinds["asked"], 1)]
     refused = [row_of(0, record, {"": record}) for record in kinds["trial"] if not record["name"]]
@@ -34,7 +34,7 @@ def listed(name: str, ledger: Sequence[Record]) -> Record:
         "next_level": share(len(trials) + 1),  # of p
         "runs": len(runs),
         "failed_runs": len(kinds["crash"]),
-        "seconds": sum(run["seconds"] + run["scoring"] for run in runs),
+        "seconds": sum(run["seconds"] + run.get("scoring", 0.0) for run in runs),
         "holdout": bool(kinds["holdout-opened"]),
     }
 
@@ -97,4 +97,4 @@ def length_words(plan: Plan, scale: str, budget: str, floor: Sequence[Record]) -
     most = plan.runs - there + repeated
     longest = most + 2 * plan.deeper * (factor - 1)
     words = f"runs take {60 * minutes:.0f} s: the first part {first} of them, {first * minutes:.0f} minutes"
-    return words if plan.runs - there == first else f"{words}; a keep {most}, {longest * minutes:.0f} minutes"
+    return words if most == first else f"{words}; a keep {most}, {longest * minutes:.0f} minutes"

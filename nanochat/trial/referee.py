@@ -31,7 +31,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanochat.cores import processor, usable_cores
+from nanochat.cores import own_cores, processor, usable_cores
 from nanochat.environment import ROOT, torch_build
 from nanochat.errors import UserError
 from nanochat.evals import sandbox
@@ -78,6 +78,7 @@ FIRST_BYTES = 10**8  # of the files of a run, as long as none is known
 MORE_SCORING = 20.0  # seconds of processor time beyond the bound
 LATE = (3.0, 120.0)  # a scoring may take so many times the incumbent's seconds, and so many more
 LARGER = 3.0  # times the bytes of the incumbent's files: a checkpoint that carries something else
+AGAIN = "-again"  # end of the key of a run that repeats another one
 SUBSET = 2  # of the documents of a corpus's validation text every second one is the holdout's
 
 
@@ -388,7 +389,7 @@ WORDS = {
 ADVICE = {
     "cpu_seconds": "ask with --budget=seconds, in another series",
     "seconds": "both end by the clock",
-    "cores": "it uses more cores at once",
+    "cores": "it works with more processes",
     "scoring_cpu_seconds": "it does more than to score",
     "bytes": "a checkpoint has weights and states of an optimizer",
 }
@@ -465,7 +466,7 @@ class Trial:
         if killed := self._lines("killed"):
             found.append(f"{_count_of(len(killed), 'run')} trained again after a kill")
         if again := self._begun_again():
-            found.append(f"{_count_of(len(again), 'run')} begun again, as the trial was stopped")
+            found.append(f"{_count_of(len(again), 'run')} begun again")
         different = {line["side"] for line in self._lines("repeated") if not line["same"]}
         if different:
             runs = "runs of both sides" if len(different) == 2 else "a run of the incumbent"
@@ -507,7 +508,7 @@ class Trial:
         for record in ledger.of_kind("trial"):
             if record["name"] == self.name:
                 return record
-        for left in (self.series.folder / "runs").glob("*-again*"):  # of a referee that was killed
+        for left in (self.series.folder / "runs").glob(f"*{AGAIN}*"):  # of a referee that was killed
             shutil.rmtree(left, ignore_errors=True)
         before = {"name": self.name, "number": self.number, **self._sides()}
         try:
@@ -806,7 +807,9 @@ class Trial:
         try:
             return self._trained(side, flags, folder)
         except Killed as killed:
-            if any(line["side"] == side.key for line in self._lines("killed")):
+            # One that repeats is that which was killed before, if there is one.
+            before = [line for line in self._lines("killed") if line["side"] == side.key]
+            if before and not about["key"].endswith(AGAIN):
                 raise Failure(f"{killed}, and another one was trained again before") from None
             self.series.ledger.add("killed", **about)
         try:
@@ -857,7 +860,7 @@ class Trial:
         there = next((line for line in self._lines("repeated") if line["of"] == first["key"]), None)
         if there:
             return there["same"]
-        key = f"{first['key']}-again"
+        key = first["key"] + AGAIN
         about: Record = {"question": self.name, "part": part.value, "number": number, "key": key, "side": side.key}
         self._fail_again(side, key)
         who = "incumbent" if side is self.incumbent else "candidate"
@@ -866,7 +869,7 @@ class Trial:
         self._check_space()
         self.series.ledger.add("begun", **about)
         try:
-            self._trained_or_again(side, self._words(side, part, number), folder, about)
+            measured = self._trained_or_again(side, self._words(side, part, number), folder, about)
             weights = arena.weights_hash(folder)
         except (Failure, Refused) as error:
             self._add_crash(about, error)
@@ -876,7 +879,7 @@ class Trial:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         is_same = weights == first["weights"]
-        self.series.ledger.add("repeated", **about, of=first["key"], same=is_same)
+        self.series.ledger.add("repeated", **about, of=first["key"], same=is_same, seconds=measured["seconds"])
         return is_same
 
     def _words(self, side: Side, part: Part, number: int) -> list[str]:
@@ -1071,7 +1074,8 @@ def list_series(name: str, as_json: bool) -> None:
 def machine_name() -> str:
     """Return what decides a run's rounding and speed: the processor with what it can, the cores for it, and torch."""
     software = torch_build()["__version__"]
-    return f"{platform.machine()} {text_sha256(processor())[:12]} {usable_cores()} cores torch {software}"
+    cores = f"{len(own_cores())} {usable_cores()} cores"  # without a quota, which the sandbox does not see, and with it
+    return f"{platform.machine()} {text_sha256(processor())[:12]} {cores} torch {software}"
 
 
 def work_of(runs: Sequence[Record], beside: Sequence[Record], kind: str = "") -> list[float]:
@@ -1087,10 +1091,15 @@ def work_of(runs: Sequence[Record], beside: Sequence[Record], kind: str = "") ->
 def _more_cores(floor: Sequence[Record], found: dict[str, list[Record]]) -> float:
     """Return how many times the incumbent's processor time a candidate has in the same seconds; 0.0 if in bounds.
 
-    floor: runs of the noise floor. The incumbent's largest counts, of which other work has taken least.
+    floor: runs of the noise floor. The incumbent's largest counts, of which other work has taken least. Threads that
+    use the cores better are no second process.
     """
-    most = max(run["cpu_seconds"] for run in (*floor, *found["incumbent"]))
+    beside = [*floor, *found["incumbent"]]
+    most = max(run["cpu_seconds"] for run in beside)
     other = statistics.median_low(work_of(found["candidate"], found["incumbent"]))
+    processes = statistics.median_low(run["processes"] for run in found["candidate"])
+    if processes <= max(run["processes"] for run in beside):
+        return 0.0
     return other / most if other > decision.SLOWER[1] * most else 0.0
 
 

@@ -11,6 +11,7 @@ from nanochat.jobs.runner import Step
 from nanochat.jobs.series import (
     SeriesSettings,
     figure,
+    flags_among,
     launch_on_all_gpus,
     refuse_own,
     report_step,
@@ -74,9 +75,18 @@ def test_the_name_of_the_card_is_checked_before_anything_runs(monkeypatch, tmp_p
     assert f"--out={tmp_path}/card.md" in report_step("a", "~/card.md").command
 
 
+def test_a_value_goes_with_its_flag() -> None:
+    words = ["--loops", "3", "--depth=2", "--no-compile", "--passes=2", "--note", "a b"]
+    assert flags_among(words, {"--loops", "--passes"}) == (
+        ["--loops", "3", "--passes=2"],
+        ["--depth=2", "--no-compile", "--note", "a b"],
+    )
+    assert flags_among([], {"--loops"}) == ([], [])
+
+
 def test_flags_may_have_underscores() -> None:
     config = parse(Config, ["--target_flops=1e9", "--flags=--dry_run --note=a_b --depth 4_0"])
-    assert words_of(config) == ["--dry-run", "--note=a_b", "--depth=4_0", "--target-flops=1e9"]
+    assert words_of(config) == ["--dry-run", "--note=a_b", "--depth", "4_0", "--target-flops=1e9"]
     with pytest.raises(ValueError, match=r"^--target-flops differs between runs: use --sweeps$"):
         refuse_own(words_of(config), {"--target-flops": "--sweeps"})
 

@@ -32,6 +32,7 @@ def ledger(tmp_path: Path) -> Ledger:
     ledger.add("series", commit="0123abcd" * 5, scale="tiny", budget="flops")
     for number in range(3):
         ledger.add("run", seconds=50.0 + number, scoring=10.0)
+    ledger.add("repeated", seconds=40.0, same=True)
     ledger.add("crash", reason="its run failed")
     ledger.add("again", reason="its model was not scored")  # no failed run
     figures = {"gain": 0.0123, "interval": 0.002, "p": 0.0001, "level": share(1)}
@@ -54,7 +55,7 @@ def test_a_list_has_every_question_in_order_with_its_answer(ledger: Ledger) -> N
         "--seed=3",
     ]
     assert told["trials"][2]["reason"] == "not answered: ask again to go on"
-    assert (told["kept"], told["runs"], told["failed_runs"], told["seconds"]) == (1, 3, 1, 183.0)
+    assert (told["kept"], told["runs"], told["failed_runs"], told["seconds"]) == (1, 4, 1, 223.0)
     assert told["next_level"] == share(4)  # the one without a number spent nothing
     assert not told["holdout"]
 
@@ -75,7 +76,7 @@ def test_the_list_for_people(ledger: Ledger) -> None:
     assert cells[4] == ["3", "89abcdef", "-", "-", "-", "not answered: ask again to go on"]
     assert cells[5][0] == "-"
     assert lines[-4:] == [
-        "3 runs, 3 minutes of training and scoring",
+        "4 runs, 4 minutes of training and scoring",
         "failed runs: 1",
         f"the next trial keeps at p = {share(4):.2g}",
         "the holdout was opened",
@@ -98,7 +99,7 @@ def test_a_candidate_that_was_refused_before_it_was_a_side() -> None:
         (Plan(2, 6, 2, 0.001), "flops", "runs take 60 s: the first part 2 of them, 2 minutes; a keep 19, 31 minutes"),
         (Plan(2, 6, 2, 0.001), "seconds", "runs take 60 s: the first part 4 of them, 4 minutes; a keep 20, 24 minutes"),
         # The noise floor has three runs of the incumbent.
-        (Plan(5, 0, 0, 0.001), "flops", "runs take 60 s: the first part 7 of them, 7 minutes"),
+        (Plan(5, 0, 0, 0.001), "flops", "runs take 60 s: the first part 7 of them, 7 minutes; a keep 8, 8 minutes"),
     ],
 )
 def test_how_long_a_question_takes(plan: Plan, budget: str, words: str) -> None:

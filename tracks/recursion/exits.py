@@ -1,5 +1,7 @@
 """Bits per byte at each exit of a recursive model: for validation during training, and for scripts.base_loss."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,7 @@ from nanochat.runtime import Runtime
 from nanochat.statistics import Estimate
 from nanochat.train import Evaluation
 from tracks.recursion.model import RecursiveGPT
+from tracks.recursion.settings import RecursionSettings
 
 
 def bits_by_exit(
@@ -62,7 +65,8 @@ def exit_validation(trainer: Trainer, corpus: Corpus) -> list[Evaluation]:
         exits = {f"val/bpb at exit {i}": bpb for i, bpb in enumerate(found)} if len(found) > 1 else {}
         return {"val/bpb": found[-1], **exits}
 
-    return [log_validation(trainer, measure)]
+    every = config.whole_batches(config.eval_every) if isinstance(config, RecursionSettings) else config.eval_every
+    return [replace(log_validation(trainer, measure), every=every)]
 
 
 def loss_table(model: RecursiveGPT, text: EvalText, batch_size: int, runtime: Runtime) -> Record:

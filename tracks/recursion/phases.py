@@ -19,6 +19,7 @@ from nanochat.jobs.runner import Step
 from nanochat.jobs.series import (
     SeriesSettings,
     check_flags,
+    flags_among,
     launch_on_all_gpus,
     report_step,
     run_series,
@@ -62,7 +63,7 @@ def other_settings(first: Record, config: Config, data: str) -> list[str]:
     validates, which changes nothing in it.
     """
     # A first phase has none of these, see `main`.
-    words = [word for word in words_of(config) if word.partition("=")[0] not in OTHER_LOSS]
+    _, words = flags_among(words_of(config), OTHER_LOSS)
     fast, extreme = (with_preset(parse(TrainConfig, PHASES[phase].split())) for phase in ("fast", "extreme"))
     asked = with_preset(parse(TrainConfig, [*PHASES["extreme"].split(), *words]))
     asked = replace(asked, data=data, tokenizer_tag=config.tag)

@@ -22,6 +22,7 @@ from nanochat.jobs.series import (
     SeriesSettings,
     check_flags,
     figure,
+    flags_among,
     launch_on_all_gpus,
     refuse_own,
     report_step,
@@ -82,13 +83,13 @@ class Config(SeriesSettings):
 
 def common_flags(config: Config) -> list[str]:
     """Return the flags of all arms; those that were given win."""
-    given = [word for word in words_of(config) if word.partition("=")[0] not in OF_RECURSION]
+    _, given = flags_among(words_of(config), OF_RECURSION)
     return [f"--width={config.width}", *USUAL.split(), *given]
 
 
 def recursion_flags(config: Config) -> list[str]:
     """Return the flags of the arms R and D alone."""
-    given = [word for word in words_of(config) if word.partition("=")[0] in OF_RECURSION]
+    given, _ = flags_among(words_of(config), OF_RECURSION)
     return [f"--recursion={config.preset}", *given]
 
 

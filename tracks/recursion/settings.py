@@ -88,6 +88,13 @@ class RecursionSettings(OptimizerSettings):
         """With --carry a batch comes once for each exit. Call `with_preset` first."""
         return given(self.supervision) if self.carry else 1
 
+    def whole_batches(self, steps: int) -> int:
+        """Return how often something is due, with --carry after whole batches; 0 and -1 stay.
+
+        In a batch each update is that of another exit.
+        """
+        return -(-steps // self.steps_together) * self.steps_together if steps > 0 else steps
+
     @property
     def model_notes(self) -> list[str]:
         sweeps = f"{self.supervision} exits x {self.passes} passes x ({self.loops} loops + 1)"
@@ -96,7 +103,7 @@ class RecursionSettings(OptimizerSettings):
             notes.append("carry: a step trains one exit, and each batch comes once for each; FLOPs are those of a step")
             every: int = getattr(self, "eval_every", 0)  # a setting of the script
             if every > 0:
-                notes.append(f"carry: validation after whole batches, every {every} steps")
+                notes.append(f"carry: validation after whole batches, every {self.whole_batches(every)} steps")
         if self.parts:
             parts = ", ".join(map(str, self.parts))
             notes.append(f"curriculum: {parts} exits in equal parts of the run; FLOPs are the mean over the run")
@@ -125,11 +132,7 @@ def with_preset(config: Settings) -> Settings:
     if 0 < given(config.supervision) <= given(config.detached):
         raise UserError(f"--detached={config.detached} has to be below --supervision={config.supervision}")
     if config.carry:
-        exits = given(config.supervision)
-        require_whole_batches(config.num_iterations, exits)
-        # In the middle of a batch the last update would be that of another exit each time.
-        every = {name: getattr(config, name, 0) for name in ("eval_every", "core_metric_every", "sample_every")}
-        config = replace(config, **{name: -(-steps // exits) * exits for name, steps in every.items() if steps > 0})
+        require_whole_batches(config.num_iterations, given(config.supervision))
     return config
 
 

@@ -1,5 +1,6 @@
 """The original update: against a plain loop written out, in parts, after a stop, and what a step costs."""
 
+import re
 import signal
 
 import pyarrow as pa
@@ -127,8 +128,12 @@ def test_a_stopped_run_ends_its_batch_and_goes_on_exactly(tmp_path) -> None:
     clock = [flag for flag in flags if not flag.startswith("--num-iterations")]
     base.run("clock", *clock, "--num-iterations=-1", "--target-seconds=1e-9", script=script)
     assert max(base.series("clock", "train/loss")) == 3
-    said = base.run("flops", *clock, "--num-iterations=-1", "--target-flops=1e8", "--eval-every=250", script=script)
-    assert "num_iterations 3 = 1e+08 FLOPs / those of a step" in said
+    said = base.refused("flops", *clock, "--num-iterations=-1", "--target-flops=1e8", script=script)
+    assert "--target-flops=1e+08 is below 3 steps, which belong together and have " in said
+    least = float(re.findall(r"and have (\S+) FLOPs", said)[0])
+    budget = ("--num-iterations=-1", f"--target-flops={1.4 * least:g}", "--eval-every=250")
+    said = base.run("flops", *clock, *budget, script=script)
+    assert re.search(r"num_iterations 3 = \S+ FLOPs / those of a step", said)
     assert "carry: validation after whole batches, every 252 steps" in said
     assert max(base.series("flops", "train/loss")) == 3
     together = base.run("together", *flags[:2], "--supervision=3", "--num-iterations=1", script=script)

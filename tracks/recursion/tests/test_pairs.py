@@ -72,6 +72,10 @@ def test_runs_that_differ_in_more_are_refused() -> None:
     runs, others = sides(curriculum="2,3,4", matrix_lr=0.03)
     with pytest.raises(UserError, match=r"own-1 has matrix_lr = 0\.03, and other-1 0\.02: train one of them again"):
         require_pairs(runs, others)
+    runs, others = sides(weight_decay=0.5)
+    with pytest.raises(UserError, match=r"own-1 has weight_decay = 0\.5, and other-1 .*: train one of them again"):
+        require_pairs(runs, others)
+    require_pairs(*sides(weight_decay=0.5, total_batch_size=512))
     runs, others = sides(carry=True, rows=600)
     with pytest.raises(UserError, match="own-1 has rows = 600, and other-1 2400: train one of them again"):
         require_pairs(runs, others)
@@ -125,7 +129,7 @@ def test_the_ways_to_train_on_the_card_differ_in_what_is_free() -> None:
     names = [one.name for one in fields(first) if not one.metadata["may_change"]]
     for other in others:
         different = {name for name in names if getattr(first, name) != getattr(other, name)}
-        assert different <= FREE | {"seed", "tag"}
+        assert different <= FREE | {"weight_decay", "seed", "tag"}
         # The same text, as often as there are exits if it is carried.
         exits = {True: 4, False: 1}
         tokens = [one.num_iterations * one.total_batch_size // exits[one.carry] for one in (first, other)]
