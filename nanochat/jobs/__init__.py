@@ -5,7 +5,7 @@ The door:
   plan      PlanSettings, STEPS, StepName, choose_setting, find_hardware, stage_flags, make_job: the main job
   estimate  base_run, job_lines: its time, disk and dollars
   scales    SCALES, ScaleName, Flags, read_flags, flag_words: flags by machine size
-  series    SeriesSettings, check_flags, figure, flags_among, launch_on_all_gpus, parse_numbers, plan_depths, refuse_own,
-            report_step, run_series, source_of, tokenizer_step, training_seconds, training_step, words_of: several
-            runs with one tokenizer
+  series    SeriesSettings, check_flags, figure, flags_among, launch_on_all_gpus, parse_numbers, plan_depths,
+            refuse_own, report_step, run_series, source_of, tokenizer_step, training_seconds, training_step, words_of:
+            several runs with one tokenizer
 """
