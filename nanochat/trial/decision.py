@@ -111,10 +111,10 @@ def gain_of(pairs: Sequence[Pair], noise: Noise | None = None) -> Gain:
 
 
 def welch_freedom(one: float, other: float, own: int) -> float:
-    """Return the degrees of freedom of the error of a gain (Welch, Satterthwaite): from `own`, if one side spreads
-    alone, to twice that, if both spread alike.
+    """Return the degrees of freedom of a gain's error (Welch, Satterthwaite).
 
-    one, other: squares within each side. own: degrees of freedom of each.
+    From `own`, those of a side, if one side spreads alone, to twice that if both spread alike. one, other: sums of
+    squares within each side.
     """
     if not one + other:
         return 2 * own

@@ -171,6 +171,11 @@ def takes_too_long(stride: int, found: Found) -> bool:
     return MARGIN * share * _mean(runs, f"Scoring seconds, stride {stride}") > scale.scoring
 
 
+def is_slow(arm: Arm, found: Found) -> bool:
+    """Return True for an arm that scores with a stride of its own, which takes too long."""
+    return arm.stride is not None and takes_too_long(arm.stride, found)
+
+
 def remarks(arm: Arm, found: Found) -> list[str]:
     """Return what has to be known beside a verdict: a file over the budget, slow scores, steps of another duration."""
     runs = found.outcomes[arm.name if arm.stride is None else SEED_NAME]
@@ -178,7 +183,7 @@ def remarks(arm: Arm, found: Found) -> list[str]:
     over = bytes_over(arm, found)
     if over > 0:
         said.append(f"{over:,} bytes over the budget")
-    if arm.stride is not None and takes_too_long(arm.stride, found):
+    if is_slow(arm, found):
         said.append("scoring takes more than half of its time limit")
     if arm.stride is None and arm.has_the_rows_shape:
         # Over the same seeds, so that a later seed of the row is not compared with an earlier one of the arm.
@@ -242,11 +247,7 @@ def entry_table(arms: Sequence[Arm], chosen: "Mapping[str, Difference]", found: 
     for claim in dict.fromkeys(arm.claim for arm in arms):
         own = [arm for arm in arms if arm.claim == claim]
         better = [arm for arm in own if chosen[arm.name].verdict == "loses"]
-        fitting = [
-            arm
-            for arm in better
-            if bytes_over(arm, found) <= 0 and not (arm.stride is not None and takes_too_long(arm.stride, found))
-        ]
+        fitting = [arm for arm in better if bytes_over(arm, found) <= 0 and not is_slow(arm, found)]
         if fitting:
             best = min(fitting, key=lambda arm: chosen[arm.name].gain)
             flags = undo(flags, best.trick)

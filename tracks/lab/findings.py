@@ -282,9 +282,9 @@ def runs_to_confirm(spec: Spec, results: Results) -> list[Run]:
     for run in spec.confirming_runs:
         ahead.setdefault((spec.base_of(run), run.mix), []).append(run)
     broken = broken_runs(results)
-    gained = [one for one in significance.recommend(gains_of(spec, results), spec.scaled) if one.verdict == "keep"]
-    kept = [(one.base, one.mix) for one in gained]
-    kept = [arm for arm in kept if not significance.breaks_often(broken[arm] + [False] * len(ahead.get(arm, ())))]
+    verdicts = significance.recommend(gains_of(spec, results), spec.scaled)
+    gained = [(one.base, one.mix) for one in verdicts if one.verdict == "keep"]
+    kept = [arm for arm in gained if not significance.breaks_often(broken[arm] + [False] * len(ahead.get(arm, ())))]
     asked = {*kept, *((base, spec.reference) for base, _ in kept)}
     return [run for run in spec.confirming_runs if (spec.base_of(run), run.mix) in asked]
 

@@ -7,7 +7,7 @@ from nanochat.log import Record, print0, read_metrics
 from nanochat.run import Trainer
 from nanochat.train import Evaluation, State
 from tracks.recursion.model import RecursiveGPT
-from tracks.recursion.settings import RecursionSettings
+from tracks.recursion.settings import validation_every
 
 INVERTED_EVALUATIONS = 3  # in a row
 LEAST_REFINEMENT = 0.1  # of the last exit, relative to the first one
@@ -79,6 +79,4 @@ def refinement_alarms(trainer: Trainer) -> list[Evaluation]:
                 print0(f"step {state.step:05d} | alarm: {sentence}")
                 printed.append(name)
 
-    config = trainer.config
-    every = config.whole_batches(config.eval_every) if isinstance(config, RecursionSettings) else config.eval_every
-    return [Evaluation(every, check)]
+    return [Evaluation(validation_every(trainer.config), check)]

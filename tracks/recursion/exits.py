@@ -14,7 +14,7 @@ from nanochat.runtime import Runtime
 from nanochat.statistics import Estimate
 from nanochat.train import Evaluation
 from tracks.recursion.model import RecursiveGPT
-from tracks.recursion.settings import RecursionSettings
+from tracks.recursion.settings import validation_every
 
 
 def bits_by_exit(
@@ -65,8 +65,7 @@ def exit_validation(trainer: Trainer, corpus: Corpus) -> list[Evaluation]:
         exits = {f"val/bpb at exit {i}": bpb for i, bpb in enumerate(found)} if len(found) > 1 else {}
         return {"val/bpb": found[-1], **exits}
 
-    every = config.whole_batches(config.eval_every) if isinstance(config, RecursionSettings) else config.eval_every
-    return [replace(log_validation(trainer, measure), every=every)]
+    return [replace(log_validation(trainer, measure), every=validation_every(config))]
 
 
 def loss_table(model: RecursiveGPT, text: EvalText, batch_size: int, runtime: Runtime) -> Record:

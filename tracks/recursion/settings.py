@@ -5,7 +5,7 @@ from typing import Literal, TypeVar
 
 from nanochat.config import Count, flag_of, option, options
 from nanochat.errors import UserError
-from nanochat.settings import OptimizerSettings, Rate, given
+from nanochat.settings import OptimizerSettings, PretrainSettings, Rate, given
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,11 @@ def with_preset(config: Settings) -> Settings:
     if config.carry:
         require_whole_batches(config.num_iterations, given(config.supervision))
     return config
+
+
+def validation_every(config: PretrainSettings) -> int:
+    """Return after how many steps a run validates: with --carry after whole batches."""
+    return config.whole_batches(config.eval_every) if isinstance(config, RecursionSettings) else config.eval_every
 
 
 def require_whole_batches(steps: int, exits: int) -> None:

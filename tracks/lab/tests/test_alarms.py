@@ -1,15 +1,18 @@
 """Alarms: planted faults are found, and healthy runs raise none."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from nanochat.log import Record
 from nanochat.statistics import Estimate
 from tracks.lab.alarms import alarms, has_collapsed, staircase
 
 SEED = 22
 
 
-def log(losses: np.ndarray, norms: np.ndarray, epochs: float = 0.0):
+def log(losses: np.ndarray, norms: np.ndarray, epochs: float = 0.0) -> list[Record]:
     """Records as training writes them, over so many epochs."""
     records = [{"kind": "val", "step": 0, "val/loss": 3.0}]
     for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), 1):
@@ -19,13 +22,13 @@ def log(losses: np.ndarray, norms: np.ndarray, epochs: float = 0.0):
     return records
 
 
-def healthy(random: np.random.Generator, steps: int = 300):
+def healthy(random: np.random.Generator, steps: int = 300) -> tuple[np.ndarray, np.ndarray]:
     """A loss that falls, with noise, and a gradient norm."""
     curve = 1 + 2 * np.exp(-np.arange(steps) / 60)
     return curve * np.exp(0.05 * random.standard_normal(steps)), np.exp(0.3 * random.standard_normal(steps))
 
 
-def kinds(*arguments):
+def kinds(*arguments: Any) -> list[str]:
     return [alarm.kind for alarm in alarms(*arguments)]
 
 
