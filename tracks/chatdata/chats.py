@@ -52,17 +52,17 @@ def check(config: Config) -> None:
         raise UserError("--sources is empty, write it like facts=World-Chat,web=json:my.jsonl")
     check_names("--licenses: the bucket", pairs(config.licenses), buckets)
     check_settings(config, buckets)
-    if config.against and len(unsearched(config)) == len(buckets_with_rows(config, buckets)):
+    if config.against and not searched(config):
         raise UserError(
             f"--against={config.against} is for the filter contamination, which --filters leaves out for all buckets:"
             " add it to a list, or leave out --against"
         )
 
 
-def unsearched(config: Config) -> list[str]:
-    """Return the buckets whose rows are not searched for questions of benchmarks, as --filters says."""
+def searched(config: Config) -> list[str]:
+    """Return the buckets whose rows are searched for questions of benchmarks, as --filters says."""
     found = buckets_with_rows(config, pairs(config.sources))
-    return [bucket for bucket in found if "contamination" not in chosen_filters(config, bucket)]
+    return [bucket for bucket in found if "contamination" in chosen_filters(config, bucket)]
 
 
 def main(config: Config) -> None:
@@ -76,7 +76,8 @@ def main(config: Config) -> None:
 
     check(config)
     outcome = Outcome.begin("chats", config.tag, config)
-    if config.against and (without := unsearched(config)):
+    without = [bucket for bucket in buckets_with_rows(config, pairs(config.sources)) if bucket not in searched(config)]
+    if config.against and without:
         print0(f"chats: --filters leaves out contamination for {', '.join(without)}: questions may stay in their rows")
     tests = open_tasks(config.against, unsafe_exec=True, tokenizer=config.tokenizer_tag) if config.against else {}
     tokenizer = Tokenizer.load(tokenizer_file(config.tokenizer_tag))

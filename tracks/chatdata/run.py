@@ -43,14 +43,17 @@ def chat_flags(config: Config) -> list[str]:
         "styles": "World-Choices~styles",
         "options": "World-Choices~options:8",
     }
-    return [
+    flags = [
         f"--tag={config.tag}",
         f"--tokenizer-tag={config.tag}",
         "--languages=korean=ko",
         f"--sources={','.join(f'{name}={source}' for name, source in sources.items())}",
-        "--against=World-Facts,World-Sums",
-        *words_of(config),
     ]
+    words = words_of(config)
+    # Refused where no bucket has the filter.
+    if chats.searched(parse(chats.Config, [*flags, *words])):
+        flags.append("--against=World-Facts,World-Sums")
+    return [*flags, *words]
 
 
 def planted_rows(folder: Path) -> list[Path]:
