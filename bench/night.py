@@ -21,9 +21,9 @@ from bench.findings import Findings, JsonFile
 from nanochat.config import Count, option, options, run_script
 from nanochat.errors import UserError
 from nanochat.log import Record, print0, table_of, terminal_table
+from nanochat.trial.answers import ANSWERS, STATUS
 from nanochat.trial.ledger import read
-from nanochat.trial.listing import ANSWERS, listed
-from nanochat.trial.referee import STATUS
+from nanochat.trial.listing import listed
 from nanochat.trial.settings import BudgetName, ScaleName
 from nanochat.trial.sides import git
 

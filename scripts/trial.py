@@ -37,7 +37,10 @@ class Config:
 
 def main(config: Config) -> None:
     from nanochat.trial.decision import Plan, confirming_pairs
-    from nanochat.trial.referee import Question, begin, hand_over, list_series, open_holdout, run_trial, verify_series
+    from nanochat.trial.holdout import open_holdout
+    from nanochat.trial.listing import list_series, verify_series
+    from nanochat.trial.referee import run_trial
+    from nanochat.trial.series import Question, begin, hand_over
 
     if config.list:
         hand_over(config.series)

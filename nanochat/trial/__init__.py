@@ -6,14 +6,17 @@
 - `sides`: an incumbent and a candidate as folders of code; what a candidate may not touch
 - `arena`: a run of one side, contained
 - `scorer`, `judging`: scores of code that is not trusted
-- `referee`: a series, and its trials
+- `series`: what a series keeps to, its texts, and the copy of the code that judges
+- `scoring`: scores on its sealed texts; `bounds`: what a candidate may take, beside the incumbent
+- `referee`: a trial, from its question to its answer; `holdout`: what was kept, at the end
+- `answers`: words for people, and figures for programs
 - `listing`: what a series has asked, and how long a question takes
 
 The door for other packages:
 
 - settings: BudgetName, ScaleName
 - decision: Plan, confirming_pairs
-- referee: Question, begin, hand_over, run_trial, open_holdout, list_series, verify_series
-- ledger: Ledger, read; listing: ANSWERS, listed; referee: STATUS; sides: git, for benchmarks
+- series: Question, begin, hand_over; referee: run_trial; holdout: open_holdout; listing: list_series, verify_series
+- ledger: Ledger, read; listing: listed; answers: ANSWERS, STATUS; sides: git, for benchmarks
 - judging: judge, check_rows, Judgement, Limits; scorer: Broken, Refused, copy_files, entry_files, for entries of golf
 """

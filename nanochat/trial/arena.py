@@ -45,6 +45,9 @@ PROBES = 300  # places of the text that are asked for again
 STRIDE = 128  # places that are asked for at once
 SCORING = 1800.0  # seconds for a whole scoring, generous: those of an incumbent
 CALLS = 16  # of the model, whose rows of text are hashed: a warm-up may have made the first
+# What is measured of a run beside bits per byte; TIMES are what other work on the machine changes.
+TIMES = ("seconds", "cpu_seconds", "scoring", "scoring_cpu_seconds")
+METRICS = (*TIMES, "memory", "bytes")
 LEAVING = 10.0  # seconds that a process may take to end once its files are here; they count
 # Threads that wait leave the processor to other work; a trial is on the CPU, also where a GPU is in sight.
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": "-1"}

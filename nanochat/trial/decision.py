@@ -255,7 +255,7 @@ class Part(Enum):
 
 
 class Answer(Enum):
-    """As the ledger and programs have it; listing.ANSWERS has the words for people."""
+    """As the ledger and programs have it; answers.ANSWERS has the words for people."""
 
     KEEP = "keep"
     DISCARD = "discard"

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 from nanochat.errors import UserError
 from nanochat.log import Record, table_of, terminal_table
+from nanochat.paths import base_dir
+from nanochat.trial.answers import ANSWERS, metric_lines, tell
 from nanochat.trial.decision import Plan, share
+from nanochat.trial.ledger import GENESIS, read, verify
+from nanochat.trial.series import series_folder
 from nanochat.trial.settings import SCALES
 
-# An answer as the ledger has it → as people read it.
-ANSWERS = {"keep": "keep", "discard": "discard", "undecided": "not distinguishable yet"}
 NOT_ANSWERED = "not answered: ask again to go on"
 
 
@@ -98,3 +100,28 @@ def length_words(plan: Plan, scale: str, budget: str, floor: Sequence[Record]) -
     longest = most + 2 * plan.deeper * (factor - 1)
     words = f"runs take {60 * minutes:.0f} s: the first part {first} of them, {first * minutes:.0f} minutes"
     return words if most == first else f"{words}; a keep {most}, {longest * minutes:.0f} minutes"
+
+
+def verify_series(name: str, head: str, as_json: bool) -> None:
+    """Check the ledger of a series, and print what it has; a UserError if it was changed.
+
+    head: the hash that an answer has named, which has to be in it; empty: none.
+    """
+    path = series_folder(name) / "trial.jsonl"
+    if not path.exists():
+        raise UserError(f"there is no series {name} below {base_dir() / 'trial'}")
+    count = verify(path, head)
+    last = list(read(path))[-1]["hash"] if count else GENESIS
+    told = {"series": name, "lines": count, "hash": last, "answer": "unchanged"}
+    words = f"{path}: {count} lines, each with the hash of the one before; the last is {last}"
+    metrics = {"lines": count, "ledger": last, "answer": "unchanged"}
+    tell(told, [words, *metric_lines(metrics)], as_json)
+
+
+def list_series(name: str, as_json: bool) -> None:
+    """Print what a series has asked, and what it has taken."""
+    path = series_folder(name) / "trial.jsonl"
+    told = listed(name, list(read(path)) if path.exists() else [])
+    counts = {key: told[key] for key in ("kept", "runs")}
+    metrics = {"trials": len(told["trials"]), **counts, "seconds": f"{told['seconds']:.0f}", "answer": "listed"}
+    tell(told, [*list_lines(told), *metric_lines(metrics)], as_json)

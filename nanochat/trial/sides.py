@@ -84,18 +84,16 @@ def git(root: Path, *words: str, variables: Mapping[str, str] = MappingProxyType
             # In a container, a checkout may be another user's.
             ["git", "-c", "safe.directory=*", "-C", str(root), *words],
             capture_output=True,
-            text=True,
-            errors="surrogateescape",
             env={**os.environ, **variables},
         )
     except FileNotFoundError:
         raise UserError("git is not installed: a trial compares commits, and needs it") from None
+    # Not as text, whose ends of lines would all become "\n": a diff has those of the files.
+    told, complaint = (stream.decode(errors="surrogateescape") for stream in (done.stdout, done.stderr))
     if done.returncode:
-        said = [
-            re.sub("^(fatal|error): ", "", line) for line in done.stderr.splitlines() if not line.startswith("hint:")
-        ]
+        said = [re.sub("^(fatal|error): ", "", line) for line in complaint.splitlines() if not line.startswith("hint:")]
         raise UserError(f"git {words[0]} in {root}: {'; '.join(filter(None, said)) or 'it failed'}")
-    return done.stdout
+    return told
 
 
 def commit_of(root: Path, name: str) -> str:

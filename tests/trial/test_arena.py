@@ -12,12 +12,16 @@ from pathlib import Path
 import pytest
 from contain import NEEDS_SANDBOX
 from copies import ROOT, listed
+from foreign_entries import HONEST
 
+from nanochat.errors import UserError
 from nanochat.evals import sandbox
 from nanochat.evals.sandbox import Verdict
+from nanochat.log import Record
 from nanochat.trial import arena
-from nanochat.trial.arena import HEAD, Failure
-from nanochat.trial.scorer import Refused
+from nanochat.trial.arena import HEAD, Failure, Killed, Late
+from nanochat.trial.judging import Judgement
+from nanochat.trial.scorer import Broken, Refused
 from nanochat.trial.sides import Side
 
 
@@ -138,3 +142,103 @@ def test_a_source_waits_no_longer_than_its_time() -> None:
     finally:
         os.close(writes)
         os.close(reads)
+
+
+def test_the_reason_why_a_model_cannot_be_scored_is_where_the_answer_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judge(*_: object) -> None:
+        raise UserError("its words")
+
+    monkeypatch.setattr(arena, "judge", judge)
+    place = tmp_path / "runs/key"
+    place.mkdir(parents=True)
+    (tmp_path / "home/tok_train/default").mkdir(parents=True)
+    with pytest.raises(Failure, match="its model could not be scored: the reason is in ") as raised:
+        arena.score(Side("a", "HEAD", tmp_path), tmp_path / "home", place, [], False)
+    shutil.rmtree(place)
+    assert Path(str(raised.value).rpartition(" in ")[2]).read_text(encoding="utf-8") == "its words"
+
+
+def scored(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float = 300.0) -> Record:
+    """Score a sealed sentence by a program in place of a model."""
+    monkeypatch.setattr(arena, "MODEL", program)
+    place = tmp_path / "runs/key"
+    place.mkdir(parents=True)
+    for folder in [tmp_path, *tmp_path.parents][:4]:  # the sandbox's user reads what lies below
+        folder.chmod(folder.stat().st_mode | 0o055)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "home/tok_train/default").mkdir(parents=True)
+    side = Side("a", "HEAD", tmp_path / "code")
+    return arena.score(side, tmp_path / "home", place, ["a sealed sentence"], False, seconds)
+
+
+@NEEDS_SANDBOX
+@pytest.mark.parametrize(
+    ("old", "when"),
+    [
+        ("return [MARK, *text]", "True"),  # the process that has the text
+        ("rows = [self", "first < len(ids)"),  # that which scores
+        ("rows = [self", "first == len(ids)"),  # that which is asked without what follows
+        ("return Entry()", "True"),  # before any question
+    ],
+)
+def test_a_scoring_that_sleeps_is_late(old: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It uses no processor time, and what it has read decides how long it takes."""
+    indent = 4 if "Entry" in old else 8
+    sleeping = HONEST.replace(old, f"import time; time.sleep(12 if {when} else 0)\n{' ' * indent}{old}")
+    with pytest.raises(Late, match=r"^its model was not scored within 9 seconds$"):
+        scored(sleeping, tmp_path, monkeypatch, 9.0)
+
+
+@NEEDS_SANDBOX
+@pytest.mark.parametrize("kind", ["FileNotFoundError", "ModuleNotFoundError", "PermissionError", "ValueError"])
+def test_what_a_scorer_says_of_the_text_is_in_no_answer(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process raises with the text that it is given."""
+    with pytest.raises(UserError) as raised:
+        scored(HONEST.replace("return [MARK, *text]", f"raise {kind}(text.decode())"), tmp_path, monkeypatch)
+    said = str(raised.value)
+    assert "sealed" not in said
+    if kind != "ValueError":
+        assert said.startswith(f"refused, bytes: it needs what is not among its files ({kind}): the reason is in ")
+    assert "a sealed sentence" in Path(said.rpartition(" in ")[2]).read_text(encoding="utf-8")
+
+
+@NEEDS_SANDBOX
+def test_a_scoring_that_ends_with_another_status_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leaving = "import atexit, os\n\natexit.register(os._exit, 3)\n"
+    with pytest.raises(Late, match=r"^its process did not end, or not without an error, when its model was scored$"):
+        scored(leaving + HONEST, tmp_path, monkeypatch)
+
+
+@NEEDS_SANDBOX
+def test_a_scoring_that_kills_itself_has_used_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = "import os, time\n        while time.process_time() < 3: pass\n        os.kill(os.getpid(), 9)"
+    with pytest.raises(Killed, match=r"^the scoring of its model was killed, as by a machine") as raised:
+        scored(HONEST.replace("return [MARK, *text]", busy), tmp_path, monkeypatch)
+    assert raised.value.cpu_seconds >= 3
+
+
+@pytest.mark.parametrize(
+    ("stop", "error", "sentence"),
+    [
+        (Broken("its process has ended", killed=True), Killed, "the scoring of its model was killed, as by a machine"),
+        (Refused("time", "it takes longer than 120 s"), Late, "its model was not scored within 1800 seconds$"),
+        (Judgement(bytes=1, ended=False), Late, "its process did not end, or not without an error, when"),
+    ],
+)
+def test_what_the_machine_may_have_stopped_is_told_from_other_failures(
+    stop: object, error: type[Failure], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judge(*_: object) -> object:
+        if isinstance(stop, Exception):
+            raise stop
+        return stop
+
+    monkeypatch.setattr(arena, "judge", judge)
+    (tmp_path / "home/tok_train/default").mkdir(parents=True)
+    (tmp_path / "runs/key").mkdir(parents=True)
+    with pytest.raises(error, match=sentence):
+        arena.score(Side("a", "HEAD", tmp_path), tmp_path / "home", tmp_path / "runs/key", [], False)

@@ -1,14 +1,16 @@
 """The list of a series, from ledgers that are made up, and how long a question takes."""
 
+import json
 from pathlib import Path
 
 import pytest
+from trials import Asked, opened
 
 from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.trial.decision import Plan, share
 from nanochat.trial.ledger import Ledger
-from nanochat.trial.listing import candidate_words, length_words, list_lines, listed
+from nanochat.trial.listing import candidate_words, length_words, list_lines, listed, verify_series
 
 DIFF = """diff --git a/nanochat/muon.py b/nanochat/muon.py
 --- a/nanochat/muon.py
@@ -105,3 +107,20 @@ def test_a_candidate_that_was_refused_before_it_was_a_side() -> None:
 def test_how_long_a_question_takes(plan: Plan, budget: str, words: str) -> None:
     floor = [{"seconds": seconds, "scoring": 10.0} for seconds in (50.0, 40.0, 90.0)]
     assert length_words(plan, "tiny", budget, floor) == words
+
+
+def test_a_check_of_the_ledger_has_the_form_of_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    last = opened(tmp_path / "trial/default").ledger.add("asked")["hash"]
+    verify_series("default", last, False)
+    metrics = {"lines": "1", "ledger": last, "answer": "unchanged"}
+    assert Asked(0, capsys.readouterr().out.splitlines(), "").metrics == metrics
+    verify_series("default", last, True)
+    assert json.loads(capsys.readouterr().out) == {
+        "series": "default",
+        "lines": 1,
+        "hash": last,
+        "answer": "unchanged",
+    }

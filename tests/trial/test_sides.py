@@ -85,6 +85,28 @@ def test_the_tree_is_taken_as_it_is_and_stays_so(root: Path, tmp_path: Path) -> 
     assert changed(root, tmp_path).key != found.key
 
 
+def test_the_diff_of_a_record_makes_the_code_again(root: Path, tmp_path: Path) -> None:
+    """Lines, other ends of lines, a new file, one that is gone, one without an end, one of bytes."""
+    (root / "nanochat/loss.py").write_text("one\ntwo\n")
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "one more file")
+    (root / "nanochat/gpt.py").write_text("# another model\r\n")
+    (root / "nanochat/loss.py").write_text("one\nzwei: „größer“")
+    (root / "nanochat/new file.py").write_text("# new\n")
+    (root / "nanochat/table.bin").write_bytes(bytes(range(256)))
+    (root / "scripts/base_train.py").unlink()
+    found = changed(root, tmp_path)
+    clean = tmp_path / "clean"
+    git(tmp_path, "clone", "-q", str(root), str(clean))
+    subprocess.run(["git", "apply", "-"], cwd=clean, input=found.diff.encode(errors="surrogateescape"), check=True)
+
+    def files(folder: Path) -> dict[str, bytes]:
+        code = [path for top in ("nanochat", "scripts", "rustbpe") for path in sorted((folder / top).rglob("*"))]
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in code if path.is_file()}
+
+    assert files(clean) == files(found.code)
+
+
 def test_what_decides_no_run_stays_where_it_is(root: Path, tmp_path: Path) -> None:
     """A large file, a secret, and a repository within the tree that has no commit yet."""
     git(root, "init", "-q", "notes")
