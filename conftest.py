@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from browsers import NAMES, Browser, installed
 from bundles import world_tasks, write_bundle
+from copies import BEING_COMPILED
 from corpora import write_letters
 from fake_hub import write_hub
 from forks import forking
@@ -43,7 +44,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 LONGEST = (
     "tracks/test_deletion.py",
     "tests/test_end_to_end.py",
-    "tests/trial/test_referee.py",
+    "tests/scripts/test_trial.py",
     "tests/test_committed_cards.py",
     "tracks/recursion/tests/test_eval.py",
     "tracks/recursion/tests/test_model.py",
@@ -389,7 +390,7 @@ def speedrun(tmp_path: Path, base: Path, compiled: dict[str, str], fake_hub: Pat
     shutil.copytree(fake_hub, hub)
     write_bundle(hub, world_tasks(6))  # for base_eval
     for folder in ("nanochat", "scripts", "tasks", "tracks"):
-        shutil.copytree(ROOT / folder, home / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / folder, home / folder, ignore=BEING_COMPILED)
     plan = home / "nanochat/jobs/plan.py"
     plan.write_text(plan.read_text().replace("--size=small", "--size=tiny"))
     shutil.copy(ROOT / "speedrun.sh", home)

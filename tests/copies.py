@@ -13,6 +13,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+# Files that Python is writing, which may be gone when they are copied.
+BEING_COMPILED = shutil.ignore_patterns("*.pyc.*")
 
 
 def track_names(root: Path = ROOT) -> list[str]:
@@ -24,19 +26,27 @@ def copy_tree(folder: Path, without: Collection[str]) -> Path:
     """Copy what is or could be committed, but for some tracks, to a new folder; returns the folder.
 
     The copy has git's history, and an environment with the same packages, where `nanochat` is the copy. The folder with
-    mirrors of data sets lies beside it, as beside the tree.
+    mirrors of data sets lies beside it, as beside the tree. Compiled code comes along: where Python may not write it,
+    each process would compile all that it imports.
     """
     for name in listed():
         parts = Path(name).parts
         if parts[0] != "tracks" or len(parts) == 2 or parts[1] not in without:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
+            for file in [ROOT / name, *compiled_files(ROOT / name)]:
+                place = folder / file.relative_to(ROOT)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(file, place)
     shared = ROOT.parent / "shared"
     if shared.is_dir() and not (folder.parent / "shared").exists():
         (folder.parent / "shared").symlink_to(shared)
     link_history(folder)
     make_environment(folder)
     return folder
+
+
+def compiled_files(source: Path) -> list[Path]:
+    """What Python has made of a source file. It is used as long as the source has the same size and time."""
+    return list((source.parent / "__pycache__").glob(f"{source.stem}.cpython-*.pyc")) if source.suffix == ".py" else []
 
 
 def git(folder: Path, *words: str) -> str:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 
 import pytest
+from copies import BEING_COMPILED
 from pages import ROOT
 
 PAGE = (ROOT / "docs/changing.md").read_text(encoding="utf-8")
@@ -19,7 +20,7 @@ def test_the_page_has_recipes() -> None:
 @pytest.mark.parametrize(("title", "patch", "commands"), RECIPES, ids=[title for title, *_ in RECIPES])
 def test_a_recipe_works(title, patch, commands, tmp_path, python) -> None:
     for folder in ("nanochat", "scripts", "tasks", "tracks", "tests", "docs"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=BEING_COMPILED)
     for file in ("pyproject.toml", "README.md", "conftest.py"):
         shutil.copy(ROOT / file, tmp_path)
     undo = ["patch", "-p1", "--reverse", "--dry-run", "--force"]

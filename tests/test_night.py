@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from copies import ROOT
+from copies import BEING_COMPILED, ROOT
 
 from bench import night
 from bench.night import AUTHOR, HARMS, NO_OPS, Asked, Edit, describe, is_right, questions
@@ -46,7 +46,7 @@ EXACT, ROUNDED, DRAWN = NO_OPS[:6], NO_OPS[6:17], NO_OPS[17:]
 
 def losses(folder: Path, edits: Sequence[Edit]) -> list[float]:
     """Return the losses of a copy of the code with some edits."""
-    shutil.copytree(ROOT / "nanochat", folder / "nanochat", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "nanochat", folder / "nanochat", ignore=BEING_COMPILED)
     for edit in edits:
         night.replace(folder, edit)
     done = subprocess.run(

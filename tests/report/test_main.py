@@ -5,6 +5,7 @@ import re
 import shutil
 
 from conftest import ROOT
+from copies import BEING_COMPILED
 from outcomes import leave
 
 from nanochat.paths import read_json
@@ -96,7 +97,7 @@ def test_every_form_is_of_the_machine_of_the_run(tmp_path, base, python) -> None
     """A copy of the program, outside a checkout and in another environment, writes the same except for the date."""
     leave(base, curves=[{"title": "Loss", "x": "a", "y": "b", "series": {"train": [[0, 1], [3.0, float("nan")]]}}])
     leave(base, "base_eval", metrics={"CORE metric": {"value": 0.5, "stderr": 0.1}})
-    shutil.copytree(ROOT / "nanochat", tmp_path / "two/nanochat", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "nanochat", tmp_path / "two/nanochat", ignore=BEING_COMPILED)
     cards = []
     for home, variables in [(ROOT, {}), (tmp_path / "two", {"TZ": "Asia/Seoul", "LC_ALL": "C", "PATH": "/bin"})]:
         out = tmp_path / f"out-{len(cards)}"

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 from conftest import ROOT
+from copies import BEING_COMPILED
 
 from nanochat import registry
 from tasks import JUDGED, TASKS
@@ -43,7 +44,7 @@ def test_a_table_has_its_rows_and_those_of_tracks() -> None:
 
 def test_without_tracks_all_else_works(tmp_path, python) -> None:
     for folder in ("nanochat", "scripts", "tasks"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=BEING_COMPILED)
     (tmp_path / "tracks").mkdir()
     (tmp_path / "tracks/__init__.py").touch()  # before the installed one
     listed = python("-m", "scripts.prepare", "--help", cwd=tmp_path).stdout

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from base_runs import Base, files_of
 from conftest import ROOT, copy_runs
+from copies import BEING_COMPILED
 from test_speedrun import until
 
 from nanochat.paths import saved_steps
@@ -71,7 +72,7 @@ def base(tmp_path_factory):
     base.run("straight", LONG, ranks=4)
     home = base.folder / "a checkout"
     for folder in ("nanochat", "scripts", "tasks", "tracks"):
-        shutil.copytree(ROOT / folder, home / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / folder, home / folder, ignore=BEING_COMPILED)
     (home / "scripts/plan.py").write_text(PLAN)
     (home / "nanochat_preflight.py").write_text(PREFLIGHT)
     shutil.copy(ROOT / "speedrun.sh", home)
