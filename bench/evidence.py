@@ -232,10 +232,6 @@ PLANNED = [
 # Cards that are older than what today's code writes, or are not there, and why they have not been made: `--check` says
 # so, and a test compares all others of the trunk with the card that today's code writes. No test makes those of tracks.
 AWAITING: dict[str, str] = {
-    "golf": (
-        "its entry trained with finer codes than its file has, which is mended since (dev/MEASURED.md), and its checks"
-        " are sentences; an hour of two quiet cores"
-    ),
     "recursion-carry": "it lacks the exits, and the runs with as many steps on smaller batches; 30 minutes more",
     "recursion-sudoku": "it lacks the time of all training, which today's code writes; 50 minutes",
     "lab": (
