@@ -6,13 +6,13 @@ timing.py has what a run does beside its steps.
 
 import json
 import math
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 
+from nanochat.cores import usable_cores
 from nanochat.cross_entropy import CHUNK_BYTES
 from nanochat.environment import hardware
 from nanochat.gpt import GPTConfig
@@ -146,7 +146,7 @@ def estimate(
     seconds = plan.seconds  # None: no clock ends the run
     parts: list[Part] = []
     if rate:
-        cores = os.cpu_count() or 1
+        cores = usable_cores()
         pace = Pace(plan.model.depth, plan.flops_per_token, rate, ranks, on_gpu=not on_cpu, cores=cores)
         parts = _parts(plan, config, work, pace, searches=len(sizes) > 1)
     if parts:
@@ -304,7 +304,7 @@ def _rate(plan: RunPlan, config: TrainingSettings, accelerator: Accelerator, dty
         return rate, source
     if accelerator.name == "CPU":
         of_core = CORE_FLOPS.get(dtype, CORE_FLOPS["fp32"])
-        return of_core * (os.cpu_count() or 1), f"assumed: {of_core / 1e9:g} GFLOP/s a core"
+        return of_core * usable_cores(), f"assumed: {of_core / 1e9:g} GFLOP/s a core"
     peak = accelerator.peak(dtype)
     if not peak:
         return None, f"no {dtype} speed of {accelerator.name} is known"

@@ -81,19 +81,20 @@ class Prefix:
         width = int(lengths.max())
         capacity = int((starts + lengths).max())
         # Key j in a row is the text's key j, then the row's own key j - start. `source` is the index of key j in a
-        # list with all text keys, followed by all row keys; padding repeats a valid index.
+        # list with all text keys, followed by all row keys; padding repeats a valid index. Two texts of up to 3 tokens
+        # have the keys 0 to 5: if row 0 continues text 1, of length 2, by 2 tokens, its keys are 3, 4, 6 and 7.
         key = torch.arange(capacity)
-        own = key - starts[:, None]  # (rows, capacity); below 0: the key belongs to the text
+        own_key = key - starts[:, None]  # (rows, capacity); below 0: the key belongs to the text
         text_keys = len(self.lengths) * self.longest
-        first_own = text_keys + torch.arange(len(texts))[:, None] * width
+        row_begins = text_keys + torch.arange(len(texts))[:, None] * width
         from_text = texts[:, None] * self.longest + key
-        source = torch.where(own < 0, from_text, first_own + own.clamp(max=width - 1))
+        source = torch.where(own_key < 0, from_text, row_begins + own_key.clamp(max=width - 1))
         positions = (starts[:, None] + torch.arange(width)).clamp(max=capacity - 1)  # padding behind the longest row
         device = self.last.device
         source = source.to(device)
 
-        def joined(text: Tensor, own: Tensor) -> Tensor:
-            every = torch.cat([text.flatten(0, 1), own.flatten(0, 1)])  # (all keys, Hkv, D)
+        def joined(of_texts: Tensor, of_rows: Tensor) -> Tensor:
+            every = torch.cat([of_texts.flatten(0, 1), of_rows.flatten(0, 1)])  # (all keys, Hkv, D)
             return every.index_select(0, source.flatten()).unflatten(0, source.shape)  # (rows, capacity, Hkv, D)
 
         return Cache(_updating(self.layers, joined), positions.to(device), self.last[texts.to(device)], capacity)

@@ -96,7 +96,7 @@ def parse_line(line: str) -> dict[str, str] | None:
 def read_curve(path: Path, name: str) -> Ladder:
     """Return the ladder in a file with the columns of the public nanochat's curve.log."""
     runs = []
-    terms = {}
+    terms = []
     by_tag: dict[str, tuple[int, int | None, float, float]] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         values = parse_line(line)
@@ -119,12 +119,21 @@ def read_curve(path: Path, name: str) -> Ladder:
             continue
         by_tag[tag] = run
         runs.append(run)
-        terms = {one.name: values.get(f"ladder.{one.name}", "") for one in fields(Terms)}
+        terms.append(Terms(**{one.name: values.get(f"ladder.{one.name}", "") for one in fields(Terms)}))
     if not runs:
         raise UserError(
             f"{path} has no line about a run: `{RECORD} model_tag=d12 depth=12 base.eflops=… base.val_bpb=…`"
         )
-    return ladder_of(name, runs, Terms(**terms))
+    return ladder_of(name, runs, _common_terms(name, terms))
+
+
+def _common_terms(name: str, terms: Sequence[Terms]) -> Terms:
+    """Return what all runs of a ladder have in common; a UserError if bits per byte are those of several texts."""
+    found = {one.name: list(dict.fromkeys(getattr(run, one.name) for run in terms)) for one in fields(Terms)}
+    texts = [text for text in found["validation"] if text]
+    if len(texts) > 1:
+        raise UserError(f"{name}: its runs were measured on {texts[0]} and on {texts[1]}, so there is no common curve")
+    return Terms(**{field: values[0] if len(values) == 1 else "" for field, values in found.items()})
 
 
 # ---- runs that have finished ----
@@ -233,8 +242,9 @@ def leave_ladder(config: "Config", tag: str, run_tags: Sequence[str], show: bool
     record = Outcome.begin(STAGE, tag, config)
     outcomes = [Outcome.load(stage_dir("base_train", run) / "outcome.json") for run in run_tags]
     runs = [_run_of(outcome, scaled_size) for outcome in outcomes]
-    terms = _terms_of(outcomes[0], tag)
-    lines = [format_line(_columns(outcome, run, terms)) for outcome, run in zip(outcomes, runs, strict=True)]
+    terms_of_runs = [_terms_of(outcome, tag) for outcome in outcomes]
+    terms = _common_terms(tag, terms_of_runs)
+    lines = [format_line(_columns(*found)) for found in zip(outcomes, runs, terms_of_runs, strict=True)]
     ladder = ladder_of(tag, [(run.depth, run.seed, run.flops, run.bpb) for run in runs], terms)
     rows = sorted(map(astuple, runs), key=lambda row: row[1:3])
     record.tables = [table_of(RUNS, COLUMNS, rows), _rung_table(ladder.rungs)]

@@ -293,6 +293,7 @@ class TrainingLoop:
         """Evaluate and save between two steps; return True if the run ends here."""
         state = self.state
         self._settle()  # figures from the step under way; they may bring a request to stop
+        was_finished = state.progress >= 1  # also by the checkpoint that this process began with
         if finished:
             state.stop = ""  # by the clock of the last step, if a clock ends the run
             state.progress = 1.0
@@ -300,12 +301,14 @@ class TrainingLoop:
         if ends:
             self._progress_line.close()
         has_trained = state.step > self._first_step  # in this process
-        is_evaluated = state.step > 0 and state.evaluated == state.step
+        is_evaluated = state.step > 0 and state.evaluated == state.step and (was_finished or not finished)
         if is_evaluated and not has_trained:
             return ends  # the checkpoint was restored just now, with complete evaluations: nothing is new
         self._seconds = state.seconds = self.runtime.all_gather(self._seconds)[0]  # rank 0's clock
         if finished or not ends:
             if due and saves and has_trained:
+                # An evaluation of this step may have ended the run. Until those of the end are complete, none counts.
+                state.evaluated = -1
                 save(state)  # an evaluation that fails must not cost the steps before it
             self._evaluate(due)
         if saves or ends:

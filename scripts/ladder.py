@@ -19,6 +19,7 @@ from nanochat.jobs.series import (
     launch_on_all_gpus,
     parse_numbers,
     plan_depths,
+    refuse_equal_flops,
     refuse_own,
     report_step,
     run_series,
@@ -84,14 +85,9 @@ def main(config: Config) -> None:
     data = source_of(config, "auto")
     words = words_of(config)
     refuse_own(words, {"--depth": "--depths", "--seed": "--seeds"})
-    joined = "=".join(words)  # a flag and its value may be one word or two
-    if "--eval-every=-1" in joined:
+    if "--eval-every=-1" in words:
         raise UserError("--eval-every=-1 measures no bits per byte, and a ladder is a curve of them")
-    if "--target-flops" in joined and "--target-flops=-1" not in joined:
-        raise UserError(
-            "--target-flops gives all depths the same FLOPs, and a ladder is a curve over them: use"
-            " --target-param-data-ratio, or scripts.scaling_laws to compare depths at the same FLOPs"
-        )
+    refuse_equal_flops(words)
     depths = parse_numbers("--depths", config.depths, "depths like 2,4,6")
     seeds = parse_numbers("--seeds", config.seeds, "seeds like 1,2,3", least=0)
     for flag, numbers in (("--depths", depths), ("--seeds", seeds)):

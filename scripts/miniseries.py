@@ -17,6 +17,7 @@ from nanochat.jobs.series import (
     launch_on_all_gpus,
     parse_numbers,
     plan_depths,
+    refuse_equal_flops,
     refuse_own,
     report_step,
     run_series,
@@ -57,8 +58,9 @@ def main(config: Config) -> None:
     data = source_of(config, "auto")
     words = words_of(config)
     refuse_own(words, {"--depth": "--depths"})
-    if "--eval-every=-1" in "=".join(words):  # a flag and its value may be one word or two
+    if "--eval-every=-1" in words:
         raise UserError("--eval-every=-1 measures no bits per byte, by which a miniseries compares its models")
+    refuse_equal_flops(words)
     depths = parse_numbers("--depths", config.depths, "depths like 8,10,12")
     plans = plan_depths(config, data, depths)
     if "--dry-run" in words:

@@ -4,7 +4,9 @@ python -m scripts.runs --list
 python -m scripts.runs --delete=chat_sft/mix-d20-plain-1-1
 """
 
+import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from nanochat.config import option, options, run_script
 from nanochat.errors import UserError
 from nanochat.log import print0, table_of, terminal_table
 from nanochat.outcome import Outcome
-from nanochat.paths import base_dir, hold_folder
+from nanochat.paths import base_dir, hold_folder, saved_steps
 
 # A folder STAGE/TAG with one of these is a run.
 SIGNS = ("outcome.json", "metrics.jsonl", "step_*")
@@ -49,8 +51,12 @@ def row_of(folder: Path) -> list[Any]:
             state = f"finished {Outcome.load(path).timestamp[:16]}"
         except UserError:  # of another version
             state = "unreadable outcome"
-    size = sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
-    return [f"{folder.parent.name}/{folder.name}", state, len(list(folder.glob("step_*"))), size / 1e9]
+    size = 0
+    for place, _, names in os.walk(folder):  # which leaves out folders that a run renames meanwhile
+        for name in names:
+            with suppress(FileNotFoundError):
+                size += os.lstat(os.path.join(place, name)).st_size
+    return [f"{folder.parent.name}/{folder.name}", state, len(saved_steps(folder)), size / 1e9]
 
 
 def delete(name: str) -> None:

@@ -47,7 +47,11 @@ def parse_sweeps(text: str) -> dict[str, list[str]]:
         flops, _, depths = word.partition(":")
         if not (re.fullmatch(r"\d+(\.\d+)?e\d+", flops) and re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", depths)):
             raise UserError(f"--sweeps: {word} has to be FLOPs and depths, like 1e18:8,10,12")
+        if float(flops) in map(float, found):
+            raise UserError(f"--sweeps names {flops} twice: write all its depths behind one colon")
         found[flops] = depths.split(",")
+    if not found:
+        raise UserError("--sweeps is empty: write FLOPs and depths, like 1e18:8,10,12")
     return found
 
 
@@ -73,7 +77,7 @@ def main(config: Config) -> None:
     data = source_of(config, "auto")
     words = words_of(config)
     refuse_own(words, {"--sweep": "--sweeps", "--depth": "--sweeps", "--target-flops": "--sweeps"})
-    if "--eval-every=-1" in "=".join(words):  # a flag and its value may be one word or two
+    if "--eval-every=-1" in words:
         raise UserError("--eval-every=-1 measures no bits per byte, by which the best size of a budget is found")
     tokenizer = f"--tokenizer-tag={config.tag}"
     plans = []

@@ -1,7 +1,6 @@
 """The cost of a plan on paper: memory, speed, time and price, and the dry run that prints them."""
 
 import json
-import os
 import re
 from dataclasses import replace
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 
 from nanochat import runtime
+from nanochat.cores import usable_cores
 from nanochat.cost import Cost, Work, estimate, memory
 from nanochat.hardware import Accelerator, find_accelerator, parse_hardware
 from nanochat.log import duration
@@ -87,7 +87,7 @@ def test_a_plan_for_this_cpu_has_the_precision_that_it_computes_in(monkeypatch, 
     monkeypatch.setattr(runtime, "_device", lambda asked: torch.device("cpu"))
     monkeypatch.setattr(runtime.rustbpe, "amx_is_broken", lambda: False)
     flags.write_text("vendor_id : GenuineIntel\nflags : avx2 avx512_bf16\n")
-    cores = os.cpu_count() or 1
+    cores = usable_cores()
     assert f"on 1xCPU, fp32, {50 * cores / 1000:.3g} TFLOP/s each (assumed: 50 GFLOP/s a core)" in last_line(
         Accelerator("CPU"), 1
     )

@@ -181,6 +181,16 @@ def test_a_run_that_is_in_the_file_twice_counts_once(base: Path, tmp_path: Path)
     assert [len(rung.bpb) for rung in made.rungs] == [2, 2, 2]
 
 
+def test_runs_in_another_order_of_the_text_are_no_pairs(base: Path) -> None:
+    """Nor are those of another program, which does not say."""
+    runs = [*leave_runs(base, "mine"), *leave_runs(base, "mine", (3,), config={"lanes": 8})]
+    assert ladder_of_runs("mine", runs).terms == Terms("abc", "v, 3,000 bytes", "")
+    assert find_ladder("mine").terms.order == ""
+    curve = base / "ladder/mine/curve.log"
+    curve.write_text(curve.read_text(encoding="utf-8") + PUBLIC.splitlines()[1] + "\n", encoding="utf-8")
+    assert find_ladder(str(curve)).terms == Terms()
+
+
 def test_a_tied_embedding_is_the_head_of_a_size(base: Path) -> None:
     metrics = {"Number of parameters, head": 0, "Number of parameters, embed": 30}
     finished(base, "tied", depths=(1, 2), metrics=metrics)
@@ -301,6 +311,10 @@ def test_a_miniseries_is_a_ladder_of_one_seed(base) -> None:
             "bits per byte of mine and e are of different validation text, so they do not compare: v, .* against an",
         ),
         (
+            lambda base: ladder_of_runs("d", [*leave_runs(base, "d"), *leave_runs(base, "d", (3,), text="another")]),
+            "d: its runs were measured on v, 3,000 bytes and on another, 3,000 bytes, so there is no common curve",
+        ),
+        (
             lambda base: finished(base, "f", metrics={"Final validation bpb": "n/a"}),
             "f-s1-d1 has no bits per byte on validation text: train it without --eval-every=-1",
         ),
@@ -318,7 +332,7 @@ def test_what_is_no_ladder_is_refused_in_a_sentence(base, make, sentence) -> Non
     finished(base, "mine")
     with pytest.raises(UserError, match=f"^{sentence}"):
         make(base)
-    for tag in "fgh":
+    for tag in "dfgh":
         assert not stage_dir("ladder", tag).exists()
 
 

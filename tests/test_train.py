@@ -1,5 +1,6 @@
 """The training loop: the same mathematics however a step is cut and shared, where it ends, its hooks, its faults."""
 
+import copy
 import math
 import os
 import re
@@ -273,6 +274,30 @@ def test_a_checkpoint_and_a_stop_wait_for_the_source(runtime, tmp_path) -> None:
     trained = train(tmp_path, runtime, steps=14, objective=ask, source=source, evaluations=evaluations, save=acts.save)
     assert (trained.state.step, trained.state.stop) == (8, "a signal")
     assert acts == [("text", 6), ("save", 8)]  # at step 6 the run goes on, so it is evaluated
+
+
+@BOTH
+def test_the_last_evaluations_are_not_lost_by_a_kill(runtime, tmp_path) -> None:
+    """They follow those of the same step, one of which has ended the run."""
+    acts, saved = Acts(), []
+
+    def end(state) -> None:
+        if state.step == 4:
+            state.notes[loop.ENDED] = "it is enough"
+
+    def die(state) -> None:
+        raise KeyboardInterrupt
+
+    def save(state) -> None:
+        saved.append(copy.deepcopy(state))
+
+    early = loop.Evaluation(2, end)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, runtime, steps=9, evaluations=[early, loop.Evaluation(0, die)], save=save)
+    assert (saved[-1].step, saved[-1].progress) == (4, 1)
+    evaluations = [early, acts.evaluation("end", 0)]
+    again = train(tmp_path / "again", runtime, steps=9, evaluations=evaluations, state=saved[-1])
+    assert (acts, again.source.taken) == ([("end", 4)], 0)
 
 
 @BOTH

@@ -18,7 +18,6 @@ chunk.
 """
 
 import math
-import os
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nanochat.cores import usable_cores
 from nanochat.data.corpus import Shard
 from nanochat.errors import UserError
 from nanochat.tokenizer import Tokenizer
@@ -64,7 +64,7 @@ class Deal:
         self.lanes = lanes
         self.key = key
         self.bos = tokenizer.bos
-        threads = min(MOST_THREADS, os.cpu_count() or 1)
+        threads = min(MOST_THREADS, usable_cores())
         # (shard, row group in the shard)
         self._groups = [(shard, group) for shard in shards for group in range(shard.row_groups)]
         groups = len(self._groups)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, chain, count, groupby
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -135,7 +135,7 @@ class Target:
     """An option's scored tokens in a row."""
 
     number: int  # the option's
-    start: int  # position in the branch whose output predicts the first scored token
+    start: int  # position in the branch whose output predicts the first scored token: the token before that
     ids: np.ndarray
 
 
@@ -187,9 +187,8 @@ def _row(prefix: np.ndarray, options: list[tuple[np.ndarray, int, int]]) -> Row:
         inputs = np.concatenate([prefix[-1:], ids[:-1]])  # the output after the last token is not used
         # Equal options share a branch, so that their losses are a tie.
         branch = branches.setdefault(inputs.tobytes(), Branch(inputs, []))
-        # The last shared token predicts token 0 of an option.
-        start = len(ids) - scored
-        branch.targets.append(Target(number, start, ids[start:]))
+        # The last shared token predicts token 0 of an option; without one, token 0 predicts token 1.
+        branch.targets.append(Target(number, len(inputs) - scored, ids[len(ids) - scored :]))
     return Row(prefix[:-1], list(branches.values()))
 
 
@@ -198,11 +197,17 @@ def _row(prefix: np.ndarray, options: list[tuple[np.ndarray, int, int]]) -> Row:
 
 def _batches(texts: Iterable[Text], length: Callable[[Text], int], tokens: int) -> Iterator[list[Text]]:
     """Yield batches with about so many tokens, the longest texts first: fewer, or up to a text more."""
-    # Texts of about the same length need little padding.
-    texts = sorted(texts, key=length, reverse=True)
-    ends = accumulate(map(length, texts))
-    for _, batch in groupby(zip(texts, ends, strict=True), key=lambda pair: pair[1] // tokens):
-        yield [text for text, _ in batch]
+    batch: list[Text] = []
+    end = number = 0
+    for text in sorted(texts, key=length, reverse=True):  # texts of about the same length need little padding
+        end += length(text)
+        if batch and end // tokens != number:
+            yield batch
+            batch = []
+        number = end // tokens
+        batch.append(text)
+    if batch:
+        yield batch
 
 
 def _option_sums(model: GPT, rows: list[Row], score: Score, options: int) -> Tensor:

@@ -162,6 +162,8 @@ def tokenize_items(
             suffix = min(_common_length([row[::-1] for row in rows]), shortest - 1)
             prefix = min(prefix, shortest - suffix)
             scored = [suffix for _ in rows]
+        if not prefix:  # a vocabulary without a first token: nothing predicts that of a text
+            scored = [min(count, len(row) - 1) for count, row in zip(scored, rows, strict=True)]
         found.append(
             Item(
                 number,

@@ -22,6 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, TypeVar
 
+from nanochat.cores import usable_cores
 from nanochat.errors import UserError
 from nanochat.evals import contained, plain_data
 
@@ -92,8 +93,8 @@ class Verdict:
 
 
 def side_by_side(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Return the function's results; it waits for programs, for as many at once as this rank has CPUs."""
-    cpus = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    """Return the function's results; it waits for programs, for as many at once as this rank has cores."""
+    cpus = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     with ThreadPoolExecutor(min(max(cpus, 1), 20)) as pool:
         return list(pool.map(function, items))
 

@@ -6,6 +6,6 @@ The door:
   estimate  base_run, job_lines: its time, disk and dollars
   scales    SCALES, ScaleName, Flags, read_flags, flag_words: flags by machine size
   series    SeriesSettings, check_flags, figure, flags_among, launch_on_all_gpus, parse_numbers, plan_depths,
-            refuse_own, report_step, run_series, source_of, tokenizer_step, training_seconds, training_step, words_of:
-            several runs with one tokenizer
+            refuse_equal_flops, refuse_own, report_step, run_series, source_of, tokenizer_step, training_seconds,
+            training_step, words_of: several runs with one tokenizer
 """

@@ -5,13 +5,13 @@ scale; or the tokens in a table times their cost, divided by speed. Each estimat
 """
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from nanochat.cores import usable_cores
 from nanochat.environment import ROOT
 from nanochat.errors import UserError
 from nanochat.hardware import fp8_gain
@@ -309,7 +309,7 @@ def job_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
     text = f"the embedded world in {setting.world}" if setting.world else setting.data
     return [
         f"scale: {setting.name}, {setting.scale.description}: {setting.reason}",
-        f"machine: {os.cpu_count()} cores, {gpus}{idle}; depth {setting.depth}",
+        f"machine: {usable_cores()} cores, {gpus}{idle}; depth {setting.depth}",
         f"text: {text}",
         terminal_table(table_of("", "Step | Tokens | Time | Dollars | Estimate", rows)),
         *skipped_lines(job.steps),

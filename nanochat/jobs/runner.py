@@ -27,6 +27,7 @@ from nanochat.cores import usable_cores
 from nanochat.data import hub
 from nanochat.environment import ROOT
 from nanochat.jobs.hashes import file_hashes
+from nanochat.jobs.scales import flag_words, read_flags
 from nanochat.log import Record, duration, print0, print_raw
 from nanochat.outcome import Outcome
 from nanochat.paths import base_dir, hold_folder, read_json, stage_dir, take_lock, text_sha256, write_json, write_text
@@ -170,9 +171,10 @@ def input_hashes(step: Step) -> dict[str, str]:
 
 def difference(record: Record, step: Step, inputs: dict[str, str]) -> str:
     """Return the difference between a step and the record as text; empty if both match."""
-    # The order of flags does not matter.
-    gone = [word for word in record["command"] if word not in step.command]
-    new = [word for word in step.command if word not in record["command"]]
+    # The order of flags does not matter, but that of a flag that is there twice, of which the last counts.
+    before, now = read_flags(record["command"]), read_flags(step.command)
+    gone = flag_words({flag: value for flag, value in before.items() if now.get(flag) != value})
+    new = flag_words({flag: value for flag, value in now.items() if before.get(flag) != value})
     if gone or new:
         return f"{' '.join(gone) or 'nothing'} is now {' '.join(new) or 'gone'}"
     # New and missing inputs do not count: a data set may be downloaded, or removed to make room.
@@ -260,9 +262,12 @@ def run_step(
         return status or 1  # 0 without an outcome is a failure too
     # With files that the command has downloaded.
     entry["inputs"] = input_hashes(step) | entry["inputs"]
-    # For the report card: the stage itself counted the last attempt alone.
+    # For the report card. A stage that evaluates counts its last attempt alone; one that trains counts them all, those
+    # too that a runner which was killed has not.
     if step.output and record:
-        write_json(step.outcome, read_json(step.outcome) | {"seconds": entry["seconds"]})
+        outcome = read_json(step.outcome)
+        entry["seconds"] = max(float(entry["seconds"]), outcome["seconds"])
+        write_json(step.outcome, outcome | {"seconds": entry["seconds"]})
     if step.is_evaluation:
         entry["config"] = deciding_settings(Outcome.load(step.outcome))
     write_json(path, entry | {"finished": True})

@@ -187,10 +187,21 @@ def scale_flags(scale: Scale, script: str, seconds: float = 0) -> dict[str, str]
     return flags
 
 
+def joined_flags(words: Iterable[str]) -> list[str]:
+    """Return the words of a command line, where a value that is a word of its own is joined to its flag: --depth=4."""
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1].startswith("--") and "=" not in joined[-1] and not word.startswith("--"):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
 def read_flags(words: Iterable[str]) -> dict[str, str]:
     """Return flag -> value for the words of a command line."""
     flags = {}
-    for word in words:
+    for word in joined_flags(words):
         flag, _, value = word.partition("=")
         flags[flag] = value
     return flags

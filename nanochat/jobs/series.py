@@ -19,6 +19,7 @@ from nanochat.environment import ROOT
 from nanochat.errors import UserError
 from nanochat.jobs.plan import find_hardware, usable_gpus
 from nanochat.jobs.runner import TORCHRUN, Job, Step, run_step
+from nanochat.jobs.scales import joined_flags, read_flags
 from nanochat.outcome import Outcome
 from nanochat.paths import hold_folder, newest_manifest, stage_dir
 from nanochat.settings import BEYOND_VOCABULARY, LEAST_VOCABULARY, TagSettings, TextSettings
@@ -125,24 +126,18 @@ def training_seconds(stage: str, tag: str) -> float:
 
 
 def words_of(config: SeriesSettings) -> list[str]:
-    """Return the words of --flags, with dashes in the names of flags, as both spellings are allowed."""
+    """Return the words of --flags in one spelling: dashes in the names of flags, and `--flag=value` in one word."""
     words = []
-    for word in shlex.split(config.flags):
+    for word in joined_flags(shlex.split(config.flags)):
         flag, equals, value = word.partition("=")
         words.append(flag.replace("_", "-") + equals + value if flag.startswith("--") else word)
     return words
 
 
 def flags_among(words: Sequence[str], names: Collection[str]) -> tuple[list[str], list[str]]:
-    """Return the words that belong to flags with these names, and all others; a value may be a word of its own."""
-    own: list[str] = []
-    others: list[str] = []
-    found = others
-    for word in words:
-        if word.startswith("-"):
-            found = own if word.partition("=")[0] in names else others
-        found.append(word)
-    return own, others
+    """Return the words of `words_of` that are flags with these names, and all others."""
+    own = [word for word in words if word.partition("=")[0] in names]
+    return own, [word for word in words if word not in own]
 
 
 def source_of(config: SeriesSettings, default: str) -> str:
@@ -179,6 +174,15 @@ def plan_depths(config: SeriesSettings, data: str, depths: list[int]) -> list[st
     planned = depths if "--dry-run" in words else depths[:1]
     own = [f"--data={data}", f"--tokenizer-tag={config.tag}"]
     return [check_flags("scripts.base_train", [*own, f"--depth={depth}", *words]) for depth in planned]
+
+
+def refuse_equal_flops(words: Sequence[str]) -> None:
+    """Raise a UserError for flags with which all depths of a series have the same FLOPs."""
+    if read_flags(words).get("--target-flops", "-1") != "-1":
+        raise UserError(
+            "--target-flops gives all depths the same FLOPs, and this is a curve over them: use"
+            " --target-param-data-ratio, or scripts.scaling_laws to compare depths at the same FLOPs"
+        )
 
 
 def refuse_own(words: list[str], own: dict[str, str]) -> None:

@@ -67,6 +67,23 @@ def test_decisions_are_those_of_one_prompt_at_a_time(model, tokenizer, tasks, tm
         assert scores[task.label] == mean_estimate(correct).centered(task.baseline)
 
 
+def test_a_vocabulary_without_a_first_token(model, tokenizer, tmp_path, monkeypatch) -> None:
+    """As that of Qwen and SmolLM. Options may differ from their first token on, and may be scored whole."""
+    monkeypatch.setattr(tokenizer, "prefix", ())
+    choices = [bundles.choices("", "red cat", "blue"), bundles.choices("Which?", "red", "the blue cat")]
+    bare = [
+        bundles.CoreTask("bare_schema", "hard", bundles.SCHEMA, 0, 50, bundles.HARD_CONTEXTS),
+        bundles.CoreTask("bare_choices", "hard", bundles.CHOICE, 0, 50, choices),
+        bundles.CoreTask("bare_completion", "hard", bundles.COMPLETION, 0, 0, bundles.HARD_COMPLETIONS, "\nAnswer: "),
+    ]
+    bundles.write_bundle(tmp_path / "mirror", bare)
+    monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "mirror"))
+    found = read_bundle()
+    assert any(not len(item.prefix) for task in found for item in all_items(task, tokenizer))
+    evaluate_core(model, tokenizer, found, bundles.one_process(), folder=tmp_path)
+    assert_plain(model, tokenizer, found, tmp_path)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_configuration_decides_like_the_plain_twin(name, tmp_path, monkeypatch) -> None:
     check_decisions(name, tmp_path, monkeypatch)

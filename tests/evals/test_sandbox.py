@@ -13,6 +13,7 @@ import pytest
 from conftest import ROOT
 from contain import NEEDS_SANDBOX
 
+from nanochat.cores import usable_cores
 from nanochat.evals import contained, sandbox
 from nanochat.evals.sandbox import Case, Limits, judge, run_program, side_by_side
 
@@ -90,7 +91,7 @@ def test_missing_names_the_architecture_or_the_step_that_failed(monkeypatch, tmp
     assert "m68k" in sandbox.missing.__wrapped__()
 
 
-@pytest.mark.parametrize(("ranks", "most"), [(1, os.cpu_count()), (1000, 1)])
+@pytest.mark.parametrize(("ranks", "most"), [(1, usable_cores()), (1000, 1)])
 def test_as_many_at_once_as_there_are_cpus(ranks, most, monkeypatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     tests = "import time\nstart = time.monotonic()\ntime.sleep(0.2)\nprint(start, time.monotonic())"

@@ -18,6 +18,7 @@ from nanochat.paths import hold_folder, read_json, take_lock, write_json, write_
 # A stage in one file: prints, counts how often it ran, fails if asked, and leaves an outcome.
 STAGE = """
 import sys
+from datetime import datetime
 from pathlib import Path
 from nanochat.outcome import Outcome
 from nanochat.paths import base_dir
@@ -30,11 +31,12 @@ if "--fail" in flags:
 home = base_dir() / stage / tag
 home.mkdir(parents=True, exist_ok=True)
 (home / "made").write_text(" ".join(flags))
-moment = "2026-11-20T12:00:00+00:00"
+moment = datetime.now().astimezone().isoformat()
+seconds = sum(float(flag.partition("=")[2]) for flag in flags if flag.startswith("--seconds="))
 outcome = Outcome(stage=stage, tag=tag, started=moment, timestamp=moment, command="", config={"eval_bytes": 1},
     card=[], versions={}, environment={})
 outcome.add_artifact(home / "made")
-outcome.write()
+outcome.write(seconds)  # of earlier attempts, as a stage counts them that trains
 """
 
 
@@ -207,7 +209,17 @@ def test_a_step_runs_again_after_a_killed_attempt_and_earlier_attempts_count(job
     capsys.readouterr()
     run_all(own)
     assert ran(capsys.readouterr().out) == ["tok"]
-    assert read_json(record)["seconds"] == read_json(outcome)["seconds"] > 100
+    assert read_json(record)["seconds"] == read_json(outcome)["seconds"] == pytest.approx(160, abs=60)
+
+
+def test_of_a_runner_that_was_killed_the_stage_knows_how_long_it_has_run(job, base, capsys) -> None:
+    own = job(tok=("", "--seconds=5000"))
+    run_all(own)
+    record, outcome = own.folder / "tok.json", base / "tok/t/outcome.json"
+    outcome.unlink()
+    record.write_text(json.dumps(read_json(record) | {"finished": False, "seconds": 0.0}))
+    run_all(own)
+    assert read_json(record)["seconds"] == read_json(outcome)["seconds"] == pytest.approx(5060, abs=60)
 
 
 def test_a_step_whose_result_was_deleted_starts_from_nothing(job, base) -> None:
@@ -266,6 +278,15 @@ def test_reasons_to_repeat_a_step_and_the_hash_of_a_text(text_folder) -> None:
     assert runner.difference(record, step, {"text": "2"}) == "text changed"
     assert runner.difference(record, Step("a", ["scripts.a", "--depth=2"]), {}) == "--depth=1 --fp8 is now --depth=2"
     assert runner.difference(record, Step("a", ["scripts.a", "--fp8", "--depth=1"]), {}) == ""
+    assert runner.difference(record, Step("a", ["scripts.a", "--fp8", "--depth", "1"]), {}) == ""
+    # The same words, of which one value has moved to another flag; and the same flags in an order that counts.
+    rates = record | {"command": ["scripts.a", "--one", "0.2", "--two", "0.02", "--three", "0.2"]}
+    other = Step("a", ["scripts.a", "--one", "0.02", "--two", "0.02", "--three", "0.2"])
+    assert runner.difference(rates, other, {}) == "--one=0.2 is now --one=0.02"
+    twice = record | {"command": ["scripts.a", "--depth=1", "--depth=2"]}
+    assert (
+        runner.difference(twice, Step("a", ["scripts.a", "--depth=2", "--depth=1"]), {}) == "--depth=2 is now --depth=1"
+    )
     step = Step("tok_train", [], data=f"folder:{text_folder}")
     before = runner.input_hashes(step)
     assert before.keys() == {"the text"}

@@ -76,17 +76,17 @@ def test_the_name_of_the_card_is_checked_before_anything_runs(monkeypatch, tmp_p
 
 
 def test_a_value_goes_with_its_flag() -> None:
-    words = ["--loops", "3", "--depth=2", "--no-compile", "--passes=2", "--note", "a b"]
-    assert flags_among(words, {"--loops", "--passes"}) == (
-        ["--loops", "3", "--passes=2"],
-        ["--depth=2", "--no-compile", "--note", "a b"],
+    config = parse(Config, ["--flags=--loops 3 --depth=2 --no-compile --eval-every -1 --passes=2 --note 'a b'"])
+    assert flags_among(words_of(config), {"--loops", "--passes"}) == (
+        ["--loops=3", "--passes=2"],
+        ["--depth=2", "--no-compile", "--eval-every=-1", "--note=a b"],
     )
     assert flags_among([], {"--loops"}) == ([], [])
 
 
 def test_flags_may_have_underscores() -> None:
     config = parse(Config, ["--target_flops=1e9", "--flags=--dry_run --note=a_b --depth 4_0"])
-    assert words_of(config) == ["--dry-run", "--note=a_b", "--depth", "4_0", "--target-flops=1e9"]
+    assert words_of(config) == ["--dry-run", "--note=a_b", "--depth=4_0", "--target-flops=1e9"]
     with pytest.raises(ValueError, match=r"^--target-flops differs between runs: use --sweeps$"):
         refuse_own(words_of(config), {"--target-flops": "--sweeps"})
 

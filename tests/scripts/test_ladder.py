@@ -11,7 +11,7 @@ import pytest
 from small_runs import SMALL
 
 FLAGS = ["--data=letters", "--depths=1,2", "--vocab-size=300", *SMALL, "--num-iterations=3"]
-SAME_FLOPS = "--target-flops gives all depths the same FLOPs, and a ladder is a curve over them: use"
+SAME_FLOPS = "--target-flops gives all depths the same FLOPs, and this is a curve over them: use"
 ENDED = re.compile("== (.*): already finished")
 
 

@@ -38,6 +38,7 @@ def test_a_miniseries_is_a_table_and_a_plot_and_resumes(series, base, tmp_path) 
         ("--warmup-step=2", "unknown argument --warmup-step, did you mean --warmup-steps?"),
         ("--eval-every=-1", "--eval-every=-1 measures no bits per byte, by which a miniseries compares its models"),
         ("--flags=--eval_every -1", "--eval-every=-1 measures no bits per byte, by which a miniseries compares"),
+        ("--flags=--target_flops 1e9", "--target-flops gives all depths the same FLOPs, and this is a curve over them"),
         ("--window-pattern=X", "window_pattern=X must be made of the letters S and L"),
     ],
 )

@@ -13,6 +13,7 @@ def base(base):
     leave(base, "chat_sft", "done")
     write_bytes(base / "chat_sft/done/step_000003/model.safetensors", bytes(10**6))
     write_bytes(base / "base_train/going/metrics.jsonl", b"")
+    write_bytes(base / "base_train/going/step_000003.tmp-part/model.safetensors", b"")  # which is being written
     (base / "world/texts").mkdir(parents=True)
     return base
 
@@ -21,7 +22,7 @@ def test_runs_are_listed_with_their_sizes(base, capsys) -> None:
     main(Config())
     rows = [[cell.strip() for cell in line.split("|")] for line in capsys.readouterr().out.splitlines()[-3:-1]]
     assert [row[1] for row in rows] == ["base_train/going", "chat_sft/done"]
-    assert rows[0][2] == "no outcome"
+    assert rows[0][2:4] == ["no outcome", "0"]
     assert rows[1][3:5] == ["1", "0.001"]
     # A record of another version hides no other run.
     write_bytes(base / "chat_sft/done/outcome.json", b'{"version": 99}')

@@ -24,6 +24,8 @@ def test_scaling_laws_end_with_the_ratio_that_they_suggest(series, tmp_path) -> 
     ("flag", "sentence"),
     [
         ("--sweeps=1e18", "--sweeps: 1e18 has to be FLOPs and depths, like 1e18:8,10,12"),
+        ("--sweeps=1e18:8,10 1.0e18:12", "--sweeps names 1.0e18 twice: write all its depths behind one colon"),
+        ("--sweeps=", "--sweeps is empty: write FLOPs and depths, like 1e18:8,10,12"),
         ("--sweep=1e17:4", "--sweep differs between runs: use --sweeps"),
         ("--target-flops=1e9", "--target-flops differs between runs: use --sweeps"),
         ("--eval-every=-1", "--eval-every=-1 measures no bits per byte, by which the best size of a budget is found"),

@@ -11,8 +11,9 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import chain, product
+from math import isfinite
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
 from nanochat.config import parse
@@ -337,7 +338,9 @@ def search_rates(spec: sweep.Spec, outcome: Outcome, config: "Config") -> None:
                 outcome.metrics[f"{mix} on {base}"] = ahead.sentence
                 for rate, by_seed in sorted(losses.items()):
                     is_best = "yes" if rate in ahead.rates else ""
-                    rows.append([base, mix, rate, len(by_seed), sign * fmean(by_seed), is_best])
+                    has_error = len(by_seed) > 1 and all(map(isfinite, by_seed))  # not after a seed that has diverged
+                    error = stdev(by_seed) / len(by_seed) ** 0.5 if has_error else None
+                    rows.append([base, mix, rate, len(by_seed), sign * fmean(by_seed), error, is_best])
                 if config.keep == "best":
                     for name, rate in searched.items():
                         if rate not in ahead.rates:
@@ -364,7 +367,8 @@ def search_rates(spec: sweep.Spec, outcome: Outcome, config: "Config") -> None:
             searched |= {f"{part.stage}/{part.tag_of(run)}": run.rate for run in done}
     title = f"Rates, as factors of the stage's own, by the last {trained.measure}"
     column = "Score" if trained.higher_is_better else "Loss"
-    outcome.tables = [table_of(title, f"Base | Mix | Rate:g | Seeds | {column}:.4f | Best", rows)]
+    note = "± is the standard error over seeds; a single seed has none."
+    outcome.tables = [table_of(title, f"Base | Mix | Rate:g | Seeds | {column}:.4f | ±:.4f | Best", rows, note)]
     outcome.finish()
 
 

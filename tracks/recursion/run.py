@@ -1,4 +1,4 @@
-"""Compare recursion with its compute: six arms on the same batches, a table, and with several seeds a verdict.
+"""Compare recursion with its compute: six arms, a table, and with several seeds a verdict.
 
 python -m tracks.recursion.run                                one seed
 python -m tracks.recursion.run --seeds=3                      with the verdict

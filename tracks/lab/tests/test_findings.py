@@ -442,6 +442,28 @@ def test_rates_are_searched_by_the_validation_loss(base, monkeypatch) -> None:
         findings.last_figure(spec, Run("one", "plain", 10.0, 1))
 
 
+def test_a_rate_that_diverges_with_one_seed_has_no_error(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = read_lab(base, {'bases = ["one", "two"]': 'bases = ["one"]'})
+    spec = spec.model_copy(update={"mixes": {"plain": "Chats"}, "seeds": [1, 2, 3]})
+
+    def train_all(part: Spec, chains: Sequence[Chain], config: Config) -> None:
+        for run in part.runs:
+            if run.seed == 2 and run.rate == part.rates[-1]:
+                write_jsonl(part.outcome_of(run).with_name("metrics.jsonl"), [{"kind": "diverged", "step": 5}])
+            elif not part.outcome_of(run).exists():
+                train(base, part.tag_of(run), scale=1 + run.seed / 10 + (np.log10(run.rate / 2)) ** 2)
+
+    monkeypatch.setattr("tracks.lab.kinds.start", train_all)
+    monkeypatch.setattr("tracks.lab.kinds.check_disk", lambda spec, runs: None)
+    search_rates(spec, begin(spec), Config())
+    [rates] = read_json(base / "lab/lab/outcome.json")["tables"]
+    errors = {row[2]: row[5] for row in rates["rows"] if row[3] == 3}
+    assert len(errors) == 2
+    [error] = filter(None, errors.values())  # the other one has none
+    assert error == pytest.approx(0.1 / 3**0.5, rel=0.3)  # of the last losses
+    assert {row[5] for row in rates["rows"] if row[3] == 1} == {None}
+
+
 @pytest.mark.parametrize("keep", ["all", "best", "none"])
 def test_a_search_keeps_the_checkpoints_that_are_asked_for(
     keep: Literal["all", "best", "none"], base: Path, monkeypatch: pytest.MonkeyPatch
