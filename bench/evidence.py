@@ -69,6 +69,11 @@ SMALL = (
 )
 AS_R = f"{SMALL} --num-iterations=300 --warmup-steps=20 --grad-clip=1 --eval-every=50"
 SEEDS = (1, 2, 3)
+EARLY = (
+    "--mixture=World-Sums%50,World-Chat%50 --num-iterations=42 --init-lr-frac=0.5 --eval-every=-1"
+    " --eval-metrics-every=-1 --chat-temperature=0.2"
+)
+SAMPLED = "--task=World-Sums --max-new-tokens=100 --eval-every=-1 --save-every=-1"
 # With and without --carry, each with 300 and with 1200 steps of the optimizer, on the same text. The weight decay of a
 # step goes with the square root of the batch, which these flags undo.
 CARRIED = {
@@ -133,6 +138,23 @@ CARDS = [
         6.0,
         ["lab", "chatdata"],
         "lab,lab-broken,lab-board",  # its broken runs are a lab of their own
+    ),
+    Card(
+        "lab-rates",
+        "tracks/lab/card_rates.md",
+        [
+            f"{SPEEDRUN} --scale=embedded --until=base_train",
+            # A model that solves a part of the sums, and pairs of its own answers.
+            f"{PYTHON} -m scripts.chat_sft --source=base --model-tag=default --tag=early {EARLY}",
+            f"{PYTHON} -m tracks.lab.run --spec=tracks/lab/specs/rl.toml --kind=rates --jobs=2",
+            f"{PYTHON} -m scripts.chat_rl --tag=early --init-lr-frac=0 --num-iterations=40 {SAMPLED}",
+            f"{PYTHON} -m scripts.rollouts --tag=early --pairs=out/sums.jsonl",
+            f"{PYTHON} -m tracks.lab.run --spec=tracks/lab/specs/dpo.toml --kind=rates --jobs=2",
+            f"{PYTHON} -m tracks.lab.run --spec=tracks/lab/specs/shapes.toml --jobs=2 --final",
+        ],
+        0.6,
+        ["lab", "chatdata", "preferences"],
+        "rl-rates,dpo-rates,shapes",
     ),
     Card(
         "chatdata", "tracks/chatdata/card.md", [f"{PYTHON} -m tracks.chatdata.agreement"], 0.02, ["chatdata"], "rules"
