@@ -367,7 +367,7 @@ def search_rates(spec: sweep.Spec, outcome: Outcome, config: "Config") -> None:
             searched |= {f"{part.stage}/{part.tag_of(run)}": run.rate for run in done}
     title = f"Rates, as factors of the stage's own, by the last {trained.measure}"
     column = "Score" if trained.higher_is_better else "Loss"
-    note = "± is the standard error over seeds; a single seed has none."
+    note = f"± is the standard error over seeds; a single seed has none. {trained.caution}".rstrip()
     outcome.tables = [table_of(title, f"Base | Mix | Rate:g | Seeds | {column}:.4f | ±:.4f | Best", rows, note)]
     outcome.finish()
 

@@ -68,6 +68,7 @@ class Trained:
     figure: str  # its name in the metric log
     higher_is_better: bool = False
     scores_tasks: bool = True  # now and then during training; it must not ask those that are held out
+    caution: str = ""  # what a reader of the figure should know
 
 
 TUNED_RATES = {"--init-lr-frac": FineTuneSettings.init_lr_frac}
@@ -91,7 +92,15 @@ STAGES = {
     "chat_rl": Trained(
         "sft", "--task", ANSWER_RATES, "pass@1", "eval/pass@1", higher_is_better=True, scores_tasks=False
     ),
-    "chat_dpo": Trained("sft", "--pairs", ANSWER_RATES, "pair accuracy", "eval/Pair accuracy", higher_is_better=True),
+    "chat_dpo": Trained(
+        "sft",
+        "--pairs",
+        ANSWER_RATES,
+        "pair accuracy",
+        "eval/Pair accuracy",
+        higher_is_better=True,
+        caution="Pair accuracy does not fall where a model loses its answers: ask the runs a benchmark, too.",
+    ),
 }
 BPB = "bpb"  # among the benchmarks: bits per byte of a text
 TEXT_SPLIT = "all"  # --splits of a lab of chats, which learn no text; base models are measured on the validation part

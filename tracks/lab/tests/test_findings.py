@@ -534,6 +534,7 @@ def test_other_stages_are_searched_by_what_they_are_for(stage: str, figure: str,
     search_rates(spec, begin(spec), Config())
     [rates] = read_json(base / "lab/lab/outcome.json")["tables"]
     assert rates["title"].endswith(f"by the last {STAGES[stage].measure}")
+    assert ("ask the runs a benchmark, too" in rates["note"]) == (stage == "chat_dpo")
     [best] = [row for row in rates["rows"] if row[-1]]
     assert 0.45 < best[2] < 0.55
     assert best[4] == pytest.approx(0.6, abs=0.01)
