@@ -19,7 +19,7 @@ from contain import NEEDS_SANDBOX
 from test_speedrun import until
 
 from bench.hostile_programs import DOUBLE_TESTS, FORGERIES, PROGRAMS, RIGHT, SLOW
-from nanochat import errors
+from nanochat import cores, errors
 from nanochat.evals import contained, plain_data, sandbox
 from nanochat.evals.sandbox import Case, Limits, Verdict, judge, run_program, side_by_side
 
@@ -130,7 +130,8 @@ def test_a_user_without_rights_is_held_too(seed, share) -> None:
     package.mkdir(parents=True)
     for module in (sandbox, contained, plain_data):
         shutil.copy(module.__file__, package)
-    shutil.copy(errors.__file__, package.parent)
+    for module in (errors, cores):
+        shutil.copy(module.__file__, package.parent)
     (folder / "ask.py").write_text(ASK.replace("sandbox.LIMITS_HERE", f"sandbox.{QUICK}"))
     dice = random.Random(seed)
     quick = [name for name in HOSTILE if share == 1 or name.partition(": ")[2] not in SLOW]
