@@ -76,7 +76,8 @@ def main(config: Config) -> None:
 
     check(config)
     outcome = Outcome.begin("chats", config.tag, config)
-    without = [bucket for bucket in buckets_with_rows(config, pairs(config.sources)) if bucket not in searched(config)]
+    found = searched(config)
+    without = [bucket for bucket in buckets_with_rows(config, pairs(config.sources)) if bucket not in found]
     if config.against and without:
         print0(f"chats: --filters leaves out contamination for {', '.join(without)}: questions may stay in their rows")
     tests = open_tasks(config.against, unsafe_exec=True, tokenizer=config.tokenizer_tag) if config.against else {}

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -60,13 +60,13 @@ sys.exit(max(abs(node.wait()) * (node.returncode > 0) for node in nodes))
 SCONTROL = 'if [ "$1" = requeue ]; then echo "$2" >>requeued; else printf "localhost\\nother\\n"; fi'
 
 
-def free_port():
+def free_port() -> int:
     with socket.create_server(("localhost", 0)) as server:
         return server.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
+def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
     """With a run of four ranks that nothing disturbs, `straight`, and the folder of the checkout that nodes share."""
     base = Base(tmp_path_factory.mktemp("base"))
     base.run("straight", LONG, ranks=4)
@@ -91,7 +91,7 @@ def base(tmp_path_factory):
 class Script:
     """A script in a session of its own in the checkout of a base folder, as one node or, through a launcher, as two."""
 
-    def __init__(self, base: Base, *words: str, flags: Sequence[str] = (), **variables: str):
+    def __init__(self, base: Base, *words: str, flags: Sequence[str] = (), **variables: str) -> None:
         self.base, self.home = base, base.folder / "a checkout"
         (self.home / "flags").write_text("\n".join(base.flags("nodes", "--sample-every=-1", *flags)))
         ours = {"NANOCHAT_BASE_DIR": str(base.folder), "OMP_NUM_THREADS": "1", "PET_NPROC_PER_NODE": "2"}
@@ -103,7 +103,7 @@ class Script:
             about = {"cwd": self.home, "stdout": out, "stderr": subprocess.STDOUT, "start_new_session": True}
             self.process = subprocess.Popen(words, env=clean | ours | variables, **about)
 
-    def processes(self, *marks: str):
+    def processes(self, *marks: str) -> Iterator[int]:
         """Yield the processes of the base folder, of all nodes, with these marks in environment and command."""
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -111,7 +111,7 @@ class Script:
                 if all(mark in text for mark in (f"NANOCHAT_BASE_DIR={self.base.folder}\0", *marks)):
                     yield int(folder.name)
 
-    def ends(self, code: int = 0, timeout: float = 200):
+    def ends(self, code: int = 0, timeout: float = 200) -> str:
         """Return the output, once it has ended with this code; whatever happens, it does not outlive the test."""
         try:
             assert self.process.wait(timeout) == code, self.file.read_text()
@@ -121,18 +121,18 @@ class Script:
         return self.file.read_text()
 
 
-def two_nodes(base: Base, script: str, *flags: str, **variables: str):
+def two_nodes(base: Base, script: str, *flags: str, **variables: str) -> list[Script]:
     """Start a script on two nodes, which differ in NODE."""
     return [Script(base, "bash", "-c", script, flags=flags, NODE=f"{node}", **variables) for node in range(2)]
 
 
-def sky(base: Base, *flags: str):
+def sky(base: Base, *flags: str) -> list[Script]:
     section = yaml.safe_load((ROOT / "tracks/scale/sky.yaml").read_text())["run"].replace("29500", f"{free_port()}")
     variables = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "localhost\n127.0.0.2", "FLAGS": "--tag=nodes"}
     return two_nodes(base, f"export SKYPILOT_NODE_RANK=$NODE\n{section}", *flags, **variables)
 
 
-def slurm(base: Base, *flags: str, nodes: int = 2):
+def slurm(base: Base, *flags: str, nodes: int = 2) -> Script:
     variables = {
         "SLURM_SUBMIT_DIR": str(base.folder / "a checkout"),
         "SLURM_JOB_NODELIST": "two",
