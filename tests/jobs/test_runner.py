@@ -31,7 +31,7 @@ if "--fail" in flags:
 home = base_dir() / stage / tag
 home.mkdir(parents=True, exist_ok=True)
 (home / "made").write_text(" ".join(flags))
-moment = datetime.now().astimezone().isoformat()
+moment = datetime.now().astimezone().isoformat(timespec="milliseconds")  # as a stage writes it
 seconds = sum(float(flag.partition("=")[2]) for flag in flags if flag.startswith("--seconds="))
 outcome = Outcome(stage=stage, tag=tag, started=moment, timestamp=moment, command="", config={"eval_bytes": 1},
     card=[], versions={}, environment={})
