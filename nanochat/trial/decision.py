@@ -7,9 +7,10 @@ effect with a chance of `share(k)`, and the shares of all trials that there will
 then says how far the verdict reaches.
 
 The filter knows the spread of a gain from the noise floor, runs of the incumbent that differ in their seed alone. The
-confirmation has the spread of its own runs within each side, so it owes nothing to what was seen before, nor to whether
-both sides spread alike (Welch's test). Many pairs have the spread of their own differences, which is smaller where a
-seed helps or harms both sides alike.
+confirmation has the spread of its own runs, so it owes nothing to what was seen before. Two tests look at them: Welch's
+at the spread within each side, which need not be alike, and that of pairs at the spread of the differences, which is
+smaller where a seed helps or harms both sides alike, but has fewer degrees of freedom. The smaller p counts twice.
+Many pairs have the spread of their differences alone.
 
 Without a confirmation the first part decides alone, and the floor says nothing of a candidate whose runs spread more.
 So it has the spread of its own runs; where they are too few to show one, the candidate's is taken to be WIDER times the
@@ -29,7 +30,7 @@ FIRST_TRIALS = 32  # have equal shares of half of it
 SCREEN = 0.1  # level of the first part, which is a filter
 WORSE = 0.05  # level at which a candidate is called worse, or too little better; the second depth's as well
 PAIRED = 16  # from so many pairs on, a gain has the spread of their differences
-OWN = 6  # so many pairs know the spread of their own runs, where nothing is confirmed
+OWN = 6  # so many pairs know the spread of their own runs, and have both tests
 WIDER = 2.0  # times the spread of the incumbent's runs, which fewer are taken to have
 ODD = 0.01  # few pairs whose spread is this unlikely, for the noise floor, are no pairs of it
 POWER = 0.9  # a difference "shows" if it is kept with this chance
@@ -59,6 +60,7 @@ class Gain(NamedTuple):
     stderr: float
     freedom: float
     pairs: int
+    tests: int = 1  # of which this is the one with the smaller p: p counts so many times
 
     def p_better(self) -> float:
         """Return the chance of such a gain, or a larger one, without an effect."""
@@ -66,7 +68,7 @@ class Gain(NamedTuple):
             return 1.0  # without any spread nothing is known of chance
         from scipy import stats
 
-        return float(stats.t.sf(self.mean / self.stderr, self.freedom))
+        return min(1.0, self.tests * float(stats.t.sf(self.mean / self.stderr, self.freedom)))
 
     def p_worse(self) -> float:
         return self._replace(mean=-self.mean).p_better()
@@ -75,13 +77,13 @@ class Gain(NamedTuple):
         """Return half the width of the interval that has the true gain with 1 - level."""
         from scipy import stats
 
-        return float(stats.t.ppf(1 - level / 2, self.freedom)) * self.stderr
+        return float(stats.t.ppf(1 - level / 2 / self.tests, self.freedom)) * self.stderr
 
     def upper(self, level: float = WORSE) -> float:
         """Return the largest gain that is not refuted, one-sided."""
         from scipy import stats
 
-        return self.mean + float(stats.t.ppf(1 - level, self.freedom)) * self.stderr
+        return self.mean + float(stats.t.ppf(1 - level / self.tests, self.freedom)) * self.stderr
 
 
 Pair = tuple[float, float]  # bits per byte of the incumbent and of the candidate
@@ -96,16 +98,20 @@ def gain_of(pairs: Sequence[Pair], noise: Noise | None = None) -> Gain:
     mean = sum(gains) / count
     own = count - 1
     differences = sum((gain - mean) ** 2 for gain in gains)
-    if count >= PAIRED:
-        return Gain(mean, math.sqrt(differences / own / count), own, count)
     if noise is None and count == 1:
         return Gain(mean, math.inf, 1, count)
+    of_differences = Gain(mean, math.sqrt(differences / max(own, 1) / count), max(own, 1), count)
+    if count >= PAIRED:
+        return of_differences
     if noise is None:
         one, other = (_squares(side) for side in zip(*pairs, strict=True))  # within each side
-        return Gain(mean, math.sqrt((one + other) / own / count), welch_freedom(one, other, own), count)
+        of_sides = Gain(mean, math.sqrt((one + other) / own / count), welch_freedom(one, other, own), count)
+        if count < OWN:
+            return of_sides
+        return min(of_sides, of_differences, key=lambda gain: min(gain.p_better(), gain.p_worse()))._replace(tests=2)
     pair = 2 * noise.sd**2  # variance of the gain of one pair, if the seeds say nothing about both
     if own and pair and stats.f.sf(differences / own / pair, own, noise.freedom) < ODD:
-        return Gain(mean, math.sqrt(differences / own / count), own, count)
+        return of_differences
     freedom = noise.freedom + own
     return Gain(mean, math.sqrt((noise.freedom * pair + differences) / freedom / count), freedom, count)
 
@@ -193,10 +199,11 @@ def _passes(gain: float, noise: Noise, pairs: int, level: float, known: Noise | 
     if pairs >= PAIRED:
         return float(stats.nct.sf(stats.t.ppf(1 - level, own), own, shift))
     if known is None:
-        # Sides with equal spreads: how much of the squares is each side's owes nothing to their sum, so the level is a
-        # mean over equally likely shares.
+        # Where a seed says nothing about both sides, Welch's test is the stronger one, and has half of the level. Sides
+        # with equal spreads: how much of the squares is each side's owes nothing to their sum, so the level is a mean
+        # over equally likely shares.
         freedom = [welch_freedom(one, 1.0, own) for one in stats.f.ppf((np.arange(SHARES) + 0.5) / SHARES, own, own)]
-        return float(stats.nct.sf(stats.t.ppf(1 - level, freedom), 2 * own, shift).mean())
+        return float(stats.nct.sf(stats.t.ppf(1 - level / 2, freedom), 2 * own, shift).mean())
     freedom = known.freedom + own
     # The part of the error that is the floor's may be taken to be wider than it is.
     wider = (known.sd / noise.sd) ** 2

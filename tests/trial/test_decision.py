@@ -71,7 +71,7 @@ def test_of_200_nights_with_30_edits_that_change_nothing_at_most_one_in_twenty_k
     assert nights_with_a_keep(200, 30, plan) <= 10
 
 
-@pytest.mark.parametrize("kind", [{"spread": 2.0}, {"shared": 0.8}, {"spread": 0.5}])
+@pytest.mark.parametrize("kind", [{"spread": 2.0}, {"shared": 0.8}, {"shared": 0.98}, {"spread": 0.5}])
 def test_the_level_is_kept_for_candidates_whose_runs_spread_otherwise(kind: dict[str, float]) -> None:
     assert nights_with_a_keep(100, 30, PLAN, **kind) <= 5
 
@@ -144,6 +144,45 @@ def test_the_freedom_of_a_gain_is_that_of_welch() -> None:
     welch = stats.ttest_ind(one, other, equal_var=False, alternative="greater")
     assert found.p_better() == pytest.approx(welch.pvalue)
     assert found.freedom == pytest.approx(welch.df)
+
+
+def test_of_two_tests_the_smaller_p_counts_twice() -> None:
+    """Runs of six seeds at the embedded scale: one seed in three is hard for both sides, by more than the gain."""
+    one = [0.6074, 0.6621, 0.6424, 0.5906, 0.6043, 0.5785]
+    other = [0.5672, 0.6057, 0.5935, 0.5576, 0.5690, 0.5468]
+    alike = gain_of(list(zip(one, other, strict=True)))
+    paired = stats.ttest_rel(one, other, alternative="greater")
+    assert alike.p_better() == pytest.approx(2 * paired.pvalue)
+    assert alike.p_better() < decision.share(1) < stats.ttest_ind(one, other, equal_var=False).pvalue
+    assert alike.p_worse() == 1.0
+    high = stats.ttest_rel(one, other).confidence_interval(1 - 0.05 / 2).high
+    assert alike.half(0.05) == pytest.approx(high - alike.mean)
+    assert alike.upper(0.025) == pytest.approx(high)
+    other = [0.5690, 0.5468, 0.5576, 0.6057, 0.5672, 0.5935]
+    unlike = gain_of(list(zip(one, other, strict=True)))
+    welch = stats.ttest_ind(one, other, equal_var=False, alternative="greater")
+    assert unlike.p_better() == pytest.approx(2 * welch.pvalue)
+    # Fewer pairs are judged by the sides alone: their differences have too few degrees of freedom.
+    few = gain_of(list(zip(one[:5], other[:5], strict=True)))
+    assert few.p_better() == pytest.approx(
+        stats.ttest_ind(one[:5], other[:5], equal_var=False, alternative="greater").pvalue
+    )
+
+
+def test_a_gain_shows_where_seeds_differ_by_more_than_it() -> None:
+    """As above: what a seed does to both sides is four times what the noise floor had, and cancels in a pair."""
+    kept = 0
+    for seed in range(200):
+        dice = random.Random(seed)
+        noise = noise_of([dice.gauss(0.5, SD) for _ in range(6)])
+        gain = 1.5 * decision.smallest(noise, PLAN, number=1)
+
+        def draw(part: Part, count: int, dice: random.Random = dice, gain: float = gain) -> list[Pair]:
+            lucks = [dice.gauss(0.5, 4 * SD if part is Part.CONFIRM else SD) for _ in range(count)]
+            return [(luck + dice.gauss(0, SD / 2), luck - gain + dice.gauss(0, SD / 2)) for luck in lucks]
+
+        kept += decide(PLAN, 1, noise, draw, DEPTHS).answer is Answer.KEEP
+    assert kept >= 180
 
 
 def test_a_harm_is_never_kept_and_mostly_named() -> None:
