@@ -7,10 +7,10 @@ effect with a chance of `share(k)`, and the shares of all trials that there will
 then says how far the verdict reaches.
 
 The filter knows the spread of a gain from the noise floor, runs of the incumbent that differ in their seed alone. The
-confirmation has the spread of its own runs, so it owes nothing to what was seen before. Two tests look at them: Welch's
-at the spread within each side, which need not be alike, and that of pairs at the spread of the differences, which is
-smaller where a seed helps or harms both sides alike, but has fewer degrees of freedom. The smaller p counts twice.
-Many pairs have the spread of their differences alone.
+confirmation has the spread of its own runs within each side, so it owes nothing to what was seen before, nor to whether
+both sides spread alike (Welch's test). Both have a second test, at the spread of the pairs' differences: it is smaller
+where a seed helps or harms both sides alike, but has fewer degrees of freedom. The smaller p counts twice. Many pairs
+have the spread of their differences alone.
 
 Without a confirmation the first part decides alone, and the floor says nothing of a candidate whose runs spread more.
 So it has the spread of its own runs; where they are too few to show one, the candidate's is taken to be WIDER times the
@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 ERROR = 0.05  # chance that a series ever keeps a change without effect
 FIRST_TRIALS = 32  # have equal shares of half of it
-SCREEN = 0.1  # level of the first part, which is a filter
+SCREEN = 0.15  # level of the first part, which is a filter
 WORSE = 0.05  # level at which a candidate is called worse, or too little better; the second depth's as well
 PAIRED = 16  # from so many pairs on, a gain has the spread of their differences
 OWN = 6  # so many pairs know the spread of their own runs, and have both tests
@@ -97,23 +97,39 @@ def gain_of(pairs: Sequence[Pair], noise: Noise | None = None) -> Gain:
     gains = [one - other for one, other in pairs]
     mean = sum(gains) / count
     own = count - 1
-    differences = sum((gain - mean) ** 2 for gain in gains)
+    if count >= PAIRED:
+        return of_differences(gains)
     if noise is None and count == 1:
         return Gain(mean, math.inf, 1, count)
-    of_differences = Gain(mean, math.sqrt(differences / max(own, 1) / count), max(own, 1), count)
-    if count >= PAIRED:
-        return of_differences
     if noise is None:
         one, other = (_squares(side) for side in zip(*pairs, strict=True))  # within each side
         of_sides = Gain(mean, math.sqrt((one + other) / own / count), welch_freedom(one, other, own), count)
-        if count < OWN:
-            return of_sides
-        return min(of_sides, of_differences, key=lambda gain: min(gain.p_better(), gain.p_worse()))._replace(tests=2)
+        return of_sides if count < OWN else _smaller(of_sides, of_differences(gains))
     pair = 2 * noise.sd**2  # variance of the gain of one pair, if the seeds say nothing about both
+    differences = _squares(gains)
     if own and pair and stats.f.sf(differences / own / pair, own, noise.freedom) < ODD:
-        return of_differences
+        return of_differences(gains)
     freedom = noise.freedom + own
     return Gain(mean, math.sqrt((noise.freedom * pair + differences) / freedom / count), freedom, count)
+
+
+def screened(pairs: Sequence[Pair], noise: Noise) -> Gain:
+    """Return the gain of some pairs as the filter sees it: by the noise floor, or by their differences."""
+    of_floor = gain_of(pairs, noise)
+    if not 1 < len(pairs) < PAIRED:
+        return of_floor
+    return _smaller(of_floor, of_differences([one - other for one, other in pairs]))
+
+
+def of_differences(gains: Sequence[float]) -> Gain:
+    """Return the mean of two gains or more with the error that their spread gives it."""
+    own = len(gains) - 1
+    return Gain(sum(gains) / len(gains), math.sqrt(_squares(gains) / own / len(gains)), own, len(gains))
+
+
+def _smaller(one: Gain, other: Gain) -> Gain:
+    """Return the one of two tests with the smaller p, which counts twice."""
+    return min(one, other, key=lambda gain: min(gain.p_better(), gain.p_worse()))._replace(tests=2)
 
 
 def welch_freedom(one: float, other: float, own: int) -> float:
@@ -182,7 +198,8 @@ def power(gain: float, noise: Noise, plan: "Plan", number: int) -> float:
     known = known_noise(noise, plan)
     if not plan.confirming:
         return _passes(gain, noise, plan.pairs, share(number), known)
-    first = _passes(gain, noise, plan.pairs, SCREEN, known)
+    # Where a seed says nothing about both sides, the floor's test is the stronger one of two.
+    first = _passes(gain, noise, plan.pairs, SCREEN / 2 if 1 < plan.pairs < PAIRED else SCREEN, known)
     return first * _passes(gain, noise, plan.confirming, share(number), None)
 
 
@@ -323,7 +340,7 @@ def decide(
     if all(one == other for one, other in pairs):
         none = Gain(0.0, 0.0, max(noise.freedom, 1), len(pairs))
         return Verdict(Answer.DISCARD, "every pair has equal figures, to the last bit", none, 1.0, level, part)
-    found = gain_of(pairs, known_noise(noise, plan))
+    found = screened(pairs, noise) if plan.confirming else gain_of(pairs, known_noise(noise, plan))
     p = found.p_better()
     if not p <= level:  # also for a figure that is no number
         return _not_kept(found, level, part, plan)

@@ -169,20 +169,31 @@ def test_of_two_tests_the_smaller_p_counts_twice() -> None:
     )
 
 
-def test_a_gain_shows_where_seeds_differ_by_more_than_it() -> None:
-    """As above: what a seed does to both sides is four times what the noise floor had, and cancels in a pair."""
+@pytest.mark.parametrize(("floor", "confirming", "gain"), [(SD, 4 * SD, 10 * SD), (4 * SD, SD, 10 * SD)])
+def test_a_gain_shows_where_seeds_differ_by_more_than_it(floor: float, confirming: float, gain: float) -> None:
+    """As above: what a seed does to both sides cancels in a pair, if the floor or the confirmation has such seeds."""
     kept = 0
     for seed in range(200):
         dice = random.Random(seed)
-        noise = noise_of([dice.gauss(0.5, SD) for _ in range(6)])
-        gain = 1.5 * decision.smallest(noise, PLAN, number=1)
+        noise = noise_of([dice.gauss(0.5, floor) for _ in range(6)])
 
-        def draw(part: Part, count: int, dice: random.Random = dice, gain: float = gain) -> list[Pair]:
-            lucks = [dice.gauss(0.5, 4 * SD if part is Part.CONFIRM else SD) for _ in range(count)]
+        def draw(part: Part, count: int, dice: random.Random = dice) -> list[Pair]:
+            lucks = [dice.gauss(0.5, confirming if part is Part.CONFIRM else floor) for _ in range(count)]
             return [(luck + dice.gauss(0, SD / 2), luck - gain + dice.gauss(0, SD / 2)) for luck in lucks]
 
         kept += decide(PLAN, 1, noise, draw, DEPTHS).answer is Answer.KEEP
     assert kept >= 180
+
+
+def test_the_filter_sees_a_gain_that_two_pairs_agree_on() -> None:
+    """Of an incumbent whose floor has a hard seed."""
+    noise = Noise(0.0304, 5)
+    found = decision.screened([(0.5981, 0.5813), (0.5902, 0.5784)], noise)
+    assert found.p_better() <= decision.SCREEN < gain_of([(0.5981, 0.5813), (0.5902, 0.5784)], noise).p_better()
+    assert found.freedom == 1
+    assert decision.screened([(0.6, 0.5)], noise) == gain_of([(0.6, 0.5)], noise)  # one pair has no spread
+    alike = decision.screened([(0.60, 0.56), (0.59, 0.60)], noise)  # they do not agree: by the floor
+    assert alike == gain_of([(0.60, 0.56), (0.59, 0.60)], noise)._replace(tests=2)
 
 
 def test_a_harm_is_never_kept_and_mostly_named() -> None:
