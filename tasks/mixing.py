@@ -14,8 +14,11 @@ task is read for more than its EPOCHS.
 applies to whichever it is.
 """
 
+import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +30,7 @@ from nanochat.paths import stage_dir
 from nanochat.protocols import Conversation
 from nanochat.statistics import Metrics
 from nanochat.tokenizer import Tokenizer
-from tasks.chats import json_lines
+from tasks.chats import JsonLines, chat_files, json_lines
 from tasks.common import DataSet, DataSets, Task, find_task
 
 if TYPE_CHECKING:
@@ -169,6 +172,23 @@ def parse_mixture(spec: str, known: DataSets) -> list[Member]:
     if total and not is_whole:
         raise UserError(f"{spec}: all tasks need shares, which add up to 100 %, not to {total:g} %")
     return members
+
+
+def local_files(members: Sequence[Member]) -> list[str]:
+    """Return the files of conversations that are read from this machine, not from the hub."""
+    sets = chain.from_iterable(member.sources.values() for member in members)
+    places = [Path(data.path) for data in sets if data.task is JsonLines]
+    # The hub's files have no absolute paths.
+    return [str(file) for place in places if place.is_absolute() for file in chat_files(place)]
+
+
+def absolute_mixture(spec: str) -> str:
+    """Return a specification with the whole paths of files: commands that read it may run in another folder."""
+    words = [word.strip() for word in spec.split(",")]
+    return ",".join(
+        f"json:{os.path.abspath(os.path.expanduser(word.removeprefix('json:')))}" if word.startswith("json:") else word
+        for word in words
+    )
 
 
 def find_set(word: str, known: DataSets) -> tuple[str, DataSet]:

@@ -21,7 +21,7 @@ from nanochat.paths import base_dir, read_jsonl, saved_steps, stage_dir
 from nanochat.settings import TagSettings
 from nanochat.stages import MODELS, Source, core_stage
 from tasks import JUDGED, TASKS, find_task
-from tasks.mixing import parse_mixture
+from tasks.mixing import absolute_mixture, local_files, parse_mixture
 
 BATCH = "--total-batch-size=8192 --device-batch-size=4 --max-seq-len=512"
 HELD_OUT = 0.2  # of the pairs
@@ -60,7 +60,7 @@ class Config(TagSettings):
     def tasks(self) -> list[str]:
         """The tasks that are asked: of the usual mixture and of this one, those with a verdict, and that of RL."""
         learned = [name.partition("~")[0] for one in parse_mixture(self.mixture, TASKS) for name in one.sources]
-        found = dict.fromkeys(["GSM8K", "SpellingBee", *learned, self.task])
+        found = dict.fromkeys(["GSM8K", "SpellingBee", *learned, find_task(self.task, JUDGED).partition("~")[0]])
         return [name for name in found if name in JUDGED]
 
     @property
@@ -89,10 +89,11 @@ def scores(config: Config, source: Source, tag: str, parent: str) -> Iterator[St
 
 def sft(config: Config) -> Iterator[Step]:
     """Yield the training of SFT."""
-    flags = [*config.parent, "--no-warm-start", f"--mixture={config.mixture}", *BATCH.split()]
+    flags = [*config.parent, "--no-warm-start", f"--mixture={absolute_mixture(config.mixture)}", *BATCH.split()]
     flags += [f"--num-iterations={config.sft_steps}"]
     flags += ["--eval-every=-1", "--eval-metrics-every=-1", "--save-every=20"]
-    yield training_step("sft", "scripts.chat_sft", flags, config.tag, stage="chat_sft", parent=config.base)
+    step = training_step("sft", "scripts.chat_sft", flags, config.tag, stage="chat_sft", parent=config.base)
+    yield replace(step, local=local_files(parse_mixture(config.mixture, TASKS)))  # other conversations repeat it
 
 
 def rl(config: Config) -> Iterator[Step]:

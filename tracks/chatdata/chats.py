@@ -118,9 +118,16 @@ def main(config: Config) -> None:
             return
         with closing(merge(tables, config, work / "all.db")) as rows:
             outcome.tables = report(rows, config)
+            moved = out / "work" / "moved.json"
+            earlier = read_json(moved) if moved.exists() else []  # by runs that have not finished
+            names: list[str] = []
             for path in write_output(rows, work, config.origin):
                 outcome.add_artifact(path)
+                names.append(path.name)
+                write_json(moved, sorted({*earlier, *names}))
                 path.replace(out / path.name)
+            for name in set(earlier) - set(names):
+                (out / name).unlink(missing_ok=True)
         outcome.metrics = {"Rows in": sum(source.rows for source in sources)} | benchmarks.sizes
         outcome.finish()
         counts = {table["title"]: table["rows"] for table in outcome.tables}

@@ -26,7 +26,7 @@ from statistics import mode
 import numpy as np
 
 from nanochat.errors import UserError
-from nanochat.jobs.runner import Step, saved_record
+from nanochat.jobs.runner import Step, parent_hashes, reason_to_repeat, saved_record
 from nanochat.log import Record, metric_curve, read_metrics, table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir, write_json
@@ -91,7 +91,7 @@ def read_results(spec: Spec, runs: Sequence[Run], is_held_out: bool = False) -> 
     found = []
     for run in runs:
         steps = run_steps(spec, run, is_held_out=is_held_out)
-        outcomes = [Outcome.load(step.outcome) for step in steps if step.outcome.exists()]
+        outcomes = [Outcome.load(step.outcome) for step in steps if is_current(spec, step)]
         answers: dict[str, Answers] = {}
         bpb = None
         if len(outcomes) == len(steps):  # answers of an evaluation that is still running are not complete
@@ -119,6 +119,18 @@ def read_results(spec: Spec, runs: Sequence[Run], is_held_out: bool = False) -> 
             signs.insert(0, Alarm("failed", f"its bits per byte are {bpb}"))
         found.append(RunResult(run, spec.base_of(run), answers, signs, records, outcomes, bpb))
     return found
+
+
+def is_current(spec: Spec, step: Step) -> bool:
+    """Return True if a step has an outcome that was made from what there is now.
+
+    Answers to held-out questions are of an earlier model if it was trained again since; a merge, if one of its runs was
+    and failed.
+    """
+    record = saved_record(stage_dir("lab", spec.name) / f"{step.name}.json")
+    if not step.outcome.exists() or reason_to_repeat(record, step, parent_hashes(step)):
+        return False
+    return not step.output.startswith("merge/") or all(Path(outcome).exists() for outcome in step.local)
 
 
 def bits_in(spec: Spec, outcome: Outcome) -> float:
@@ -151,7 +163,9 @@ def _shares(answers: Mapping[str, Answers], stable: Sequence[str]) -> dict[str, 
 
 def _reason(spec: Spec, steps: Sequence[Step]) -> str:
     """Return why the first step that has not finished has not: its last words, or the signal that ended it."""
-    failed = next((step for step in steps if not step.outcome.exists()), steps[-1])
+    failed = next((step for step in steps if not is_current(spec, step)), steps[-1])
+    if failed.outcome.exists():
+        return f"what {failed.output} was made from has changed since, and it has not run again"
     log = stage_dir("lab", spec.name) / f"{failed.name}.log"
     if not log.exists():
         return "not run"
@@ -204,10 +218,11 @@ def trainings(results: Results, benchmarks: Sequence[str]) -> Trainings:
             if bits:
                 found[base, benchmark] = [bits]
             continue
-        groups: dict[str, dict[str, list[np.ndarray]]] = {}
+        # A training all of whose runs have failed is one of several, too.
+        groups: dict[str, dict[str, list[np.ndarray]]] = {one.run.base: {} for one in results if one.base == base}
         for run, scores in intact_answers(results, base, benchmark):
-            groups.setdefault(run.base, {}).setdefault(run.mix, []).append(scores)
-        if groups:
+            groups[run.base].setdefault(run.mix, []).append(scores)
+        if any(groups.values()):
             found[base, benchmark] = [{mix: np.array(rows) for mix, rows in group.items()} for group in groups.values()]
     return found
 

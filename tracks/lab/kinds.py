@@ -26,8 +26,7 @@ from nanochat.log import duration, print0, table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import base_dir, newest_manifest, saved_steps, tokenizer_file
 from tasks import JUDGED, TASKS, find_task, open_tasks
-from tasks.chats import JsonLines, chat_files
-from tasks.mixing import Member, parse_mixture
+from tasks.mixing import Member, local_files, parse_mixture
 from tracks.lab import sweep
 from tracks.lab.engines import ENGINES, Chains, gpu_names
 from tracks.lab.findings import (
@@ -127,7 +126,7 @@ def refused_flags(config: "Config", spec: sweep.Spec) -> list[str]:
     if config.kind != "mixes" and config.final:
         found.append("--final belongs to --kind=mixes")
     texts = [spec.flags, *(spec.mixes.values() if spec.is_pretraining else ())]
-    silent = any("--eval-every=-1" in text.replace("_", "-").split() for text in texts)
+    silent = any(sweep.flags_in(text).get("--eval-every") == "-1" for text in texts)
     if config.kind == "rates" and silent:
         found.append(f"--kind=rates needs the {sweep.STAGES[spec.stage].measure}: set --eval-every=0 in flags")
     if config.kind == "variance" and spec.is_pretraining:
@@ -159,7 +158,7 @@ def open_mixes(spec: sweep.Spec) -> tuple[dict[str, list[str]], list[str]]:
     for mix, words in spec.mixes.items():
         try:
             if spec.stage == "chat_rl":
-                find_task(words, TASKS)
+                find_task(words, JUDGED)
                 continue
             if spec.stage == "chat_dpo":
                 files[mix] = spec.words_of(mix).split(",")
@@ -167,10 +166,7 @@ def open_mixes(spec: sweep.Spec) -> tuple[dict[str, list[str]], list[str]]:
                 continue
             members = parse_mixture(words, TASKS)
             found += [f"the mix {mix} has less than minimal = {least}" for least in minimal if not has(members, least)]
-            # The hub's files have no absolute paths.
-            sets = chain.from_iterable(member.sources.values() for member in members)
-            places = [Path(data.path) for data in sets if data.task is JsonLines]
-            files[mix] = [str(file) for place in places if place.is_absolute() for file in chat_files(place)]
+            files[mix] = local_files(members)
         except UserError as error:
             found.append(f"the mix {mix}: {error}")
     return files, found

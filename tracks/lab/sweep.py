@@ -50,7 +50,7 @@ from nanochat.report.card import cost
 from nanochat.settings import AnswerTuneSettings, FineTuneSettings, PretrainSettings, Rate
 from nanochat.stages import MODELS, Source, core_stage, loss_stage
 from tasks import JUDGED, TASKS, find_task
-from tasks.mixing import MEMBER
+from tasks.mixing import MEMBER, absolute_mixture
 from tracks.lab import significance
 from tracks.lab.related import decided, overlap
 
@@ -249,9 +249,9 @@ class Spec(BaseModel):
         return base if len(self.rates) == 1 else f"{base}*{run.rate:g}"
 
     def words_of(self, mix: str) -> str:
-        """Return the words of a mix for the stage's flag; files of pairs with their whole paths, as runs need them."""
+        """Return the words of a mix for the stage's flag; files with their whole paths, as runs need them."""
         if self.stage != "chat_dpo":
-            return self.mixes[mix]
+            return absolute_mixture(self.mixes[mix])
         return ",".join(str(Path(name).expanduser().absolute()) for name in self.mixes[mix].split(","))
 
     @property
@@ -262,13 +262,14 @@ class Spec(BaseModel):
     @property
     def own_flags(self) -> dict[str, str]:
         """The flags that the file gives to the stage, with their values."""
-        return _flags_in(self.flags)
+        return flags_in(self.flags)
 
     def flags_of(self, mix: str) -> dict[str, str]:
         """Return the flags of the stage that the file gives to the runs of a mix, with their values."""
         if not self.is_pretraining:
-            return self.own_flags
-        flags = self.own_flags | _flags_in(self.mixes[mix])
+            flags = self.own_flags
+            return flags | {name: absolute_mixture(flags[name]) for name in {"--replay"} & flags.keys()}
+        flags = self.own_flags | flags_in(self.mixes[mix])
         if "--data" in flags:  # runs work in another folder
             flags["--data"] = _text_of(flags["--data"])
         return flags
@@ -289,7 +290,7 @@ def is_chat_task(name: str) -> bool:
     return True
 
 
-def _flags_in(text: str) -> dict[str, str]:
+def flags_in(text: str) -> dict[str, str]:
     """Return the flags of a command line with their values; both spellings of a flag are allowed."""
     return {flag.replace("_", "-"): value for flag, value in read_flags(text.split()).items()}
 
@@ -379,7 +380,7 @@ def mistakes(spec: Spec) -> list[str]:
         words |= {f"the mix {mix}": text for mix, text in spec.mixes.items()}
     own = set_by_lab(spec.stage)
     for place, text in words.items():
-        found += [f"{place} has {flag}, which the lab sets itself" for flag in _flags_in(text) if flag in own]
+        found += [f"{place} has {flag}, which the lab sets itself" for flag in flags_in(text) if flag in own]
     if "supervised" in spec.budget and spec.stage not in CHAT_STAGES:
         found.append(f"a budget in supervised tokens is for {' and '.join(CHAT_STAGES)}: use num_iterations")
     if BPB in spec.held_out:
@@ -460,13 +461,14 @@ def _pretraining_mistakes(spec: Spec) -> list[str]:
         found += [
             f"the mix {mix} has --eval-bytes, but {BPB} of all mixes is measured on the same bytes: set it in flags"
             for mix, text in spec.mixes.items()
-            if "--eval-bytes" in _flags_in(text)
+            if "--eval-bytes" in flags_in(text)
         ]
-    texts = {_flags_in(f"{spec.flags} {text}").get("--data", "auto") for text in spec.mixes.values()}
+    texts = {flags_in(f"{spec.flags} {text}").get("--data", "auto") for text in spec.mixes.values()}
     if BPB in spec.dev and len(texts) > 1 and not spec.text:
         found.append(f"mixes with other --data need text: the one on which {BPB} of all is measured")
     if "tokens" in spec.budget:
-        lacking = [mix for mix, text in spec.mixes.items() if "--total-batch-size" not in f"{spec.flags} {text}"]
+        own = {mix: flags_in(f"{spec.flags} {text}") for mix, text in spec.mixes.items()}
+        lacking = [mix for mix, flags in own.items() if "--total-batch-size" not in flags]
         found += [f"a budget in tokens needs --total-batch-size in flags, or in the mix {mix}" for mix in lacking]
     return found
 
@@ -719,7 +721,8 @@ def expectations(
             shown = f"{least:.1f} times the deviation of a difference between seeds, which is measured"
         lines.append(f"{BPB}: smallest difference that can be shown: {shown}")
     for name, number in questions.items():
-        repeats = 1 if name in spec.core_tasks else spec.repeats  # a likelihood is the same again
+        is_chosen = name in spec.core_tasks or TASKS[name.partition("~")[0]].task.kind == "categorical"
+        repeats = 1 if is_chosen else spec.repeats  # the likeliest choice is the same again
         # Seeds are pooled over all arms that are alike, if more than two are; the differences of trainings are not.
         alone, pooled = (
             significance.smallest_difference(number, spec.samples, repeats, arms, max(tests, 1))
@@ -785,6 +788,8 @@ def disk_needed(spec: Spec, runs: Sequence[Run]) -> int:
 def disk_of(spec: Spec, run: Run) -> int:
     """Return the bytes of a run's checkpoint: as large as one of its base, of a public one with an optimizer's state.
 
+    A merge has no such state.
+
     A base model itself: its weights in fp32, and the optimizer's state.
     """
     if spec.is_pretraining:
@@ -793,7 +798,9 @@ def disk_of(spec: Spec, run: Run) -> int:
     base = base_dir() / spec.parent_of(run.base)
     folders = [step_dir(base, step) for step in saved_steps(base)]
     size = max(sum(path.stat().st_size for path in folder.iterdir()) for folder in folders)
-    return size + (plan_of(spec, run)["plan"]["state_bytes"] if newest_manifest(base).get("public") else 0)
+    is_trained = run.mix in spec.mixes
+    lacks_state = newest_manifest(base).get("public")
+    return size + (plan_of(spec, run)["plan"]["state_bytes"] if is_trained and lacks_state else 0)
 
 
 # ---- looks at held-out benchmarks ----

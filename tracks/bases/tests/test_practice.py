@@ -33,6 +33,11 @@ def test_the_tag_of_the_card_is_that_of_the_series() -> None:
     assert card.tag == parse(Config, shlex.split(card.commands[-1])[3:]).tag
 
 
+def test_the_task_of_rl_is_asked_however_it_is_written() -> None:
+    assert parse(Config, ["--task=alpaca-part-constrained"]).tasks[-1] == TASK
+    assert "MMLU" in parse(Config, ["--task=mmlu~options:8"]).tasks
+
+
 @pytest.mark.timeout(900)
 def test_practice(tmp_path: Path) -> None:
     hub, home = tmp_path / "hub", tmp_path / "home"

@@ -97,6 +97,20 @@ def test_a_run_that_failed_is_repaired_by_other_settings_and_sources(here, base,
     assert "was made with other settings or files (sources): " in here(SCRIPT, *flags, code=2).stderr
 
 
+def test_shards_of_a_run_that_has_not_finished_are_no_chats_of_another(here, base, tmp_path) -> None:
+    """A full disk ends the first run between two shards; the second one has one bucket, of another name."""
+    one, two = (write_lines(tmp_path / f"{number}.jsonl", *chats(number, 5)) for number in (1, 2))
+    folder = base / "chats/t"
+    (folder / "two-00000.jsonl").mkdir(parents=True)  # in place of the disk: nothing can be moved here
+    here(SCRIPT, f"--sources=one={one},two={two}", "--tag=t", code=1)
+    (folder / "two-00000.jsonl").rmdir()
+    assert (folder / "one-00000.jsonl").exists()
+    (folder / "mine-00000.jsonl").write_text("{}\n")  # a file of the user's stays
+    here(SCRIPT, f"--sources=web={one}", "--tag=t")
+    assert {path.name for path in folder.glob("*.jsonl")} == {"web-00000.jsonl", "mine-00000.jsonl"}
+    assert not (folder / "work").exists()
+
+
 def test_parts_and_a_killed_run_give_the_bytes_of_one_run(here, base, tmp_path) -> None:
     for number in range(5):
         rows = chats(number, 200) + chats(number // 2, 9) + chats(77, 3)

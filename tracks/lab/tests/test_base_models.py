@@ -91,6 +91,10 @@ def test_budgets(base: Path) -> None:
     assert mistakes(by_work) == []
     config = parse(base_train.Config, steps_of(by_work, by_work.runs[0])[0].command[1:])
     assert (config.target_flops, config.num_iterations) == (1e12, -1)
+    spelled = read_lab(
+        base, ("num_iterations = 4", "tokens = 4096"), (" --total-batch-size=256", " --total_batch_size 256")
+    )
+    assert mistakes(spelled) == []
     lacking = read_lab(base, ("num_iterations = 4", "tokens = 4096"), (" --total-batch-size=256", ""))
     assert mistakes(lacking)[0] == "a budget in tokens needs --total-batch-size in flags, or in the mix plain"
 
@@ -132,9 +136,10 @@ def test_what_makes_no_sense_for_base_models(base: Path) -> None:
     assert "a budget in flops is for base_train: use num_iterations or tokens" in found
     [refused] = refused_flags(Config(spec="lab.toml", kind="variance"), read_lab(base))
     assert refused == "--kind=variance is for sampled answers, and base models are scored without sampling"
-    silent = read_lab(base, ("--weight-decay=0", "--eval-every=-1"))
-    [refused] = refused_flags(Config(spec="lab.toml", kind="rates"), silent)
-    assert refused == "--kind=rates needs the validation bits per byte: set --eval-every=0 in flags"
+    for words in ("--eval-every=-1", "--eval_every -1"):
+        silent = read_lab(base, ("--weight-decay=0", words))
+        [refused] = refused_flags(Config(spec="lab.toml", kind="rates"), silent)
+        assert refused == "--kind=rates needs the validation bits per byte: set --eval-every=0 in flags"
 
 
 def test_chat_benchmarks_are_refused(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

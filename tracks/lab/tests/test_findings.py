@@ -21,7 +21,7 @@ from nanochat.report.compare import compare
 from tracks.lab import findings, prune
 from tracks.lab.kinds import refused_flags, search_plan, search_rates
 from tracks.lab.run import Config
-from tracks.lab.sweep import STAGES, Run, Spec, base_step, expectations, run_steps
+from tracks.lab.sweep import HELD_OUT, STAGES, Run, Spec, base_step, expectations, run_steps
 from tracks.lab.tests.made_labs import QUESTIONS, TRUTH, answer, make_lab, read_lab, train
 
 MERGES = """[merges]
@@ -159,6 +159,12 @@ def test_several_trainings_of_a_base_are_one_base_in_the_tables(base) -> None:
     for run in spec.runs:
         if run.base != "one":
             shutil.rmtree(base / "chat_eval_sft" / spec.tag_of(run)) if run.mix == "good" else None
+    gain = findings.gains_of(spec, results_of(spec))["one", "good", "World-Facts"]
+    assert (gain.shown, gain.p, gain.freedom) == ("not distinguishable", 1.0, 0)
+    # Nor if none of their runs is there.
+    for run in spec.runs:
+        if run.base != "one":
+            shutil.rmtree(base / "chat_eval_sft" / spec.tag_of(run), ignore_errors=True)
     gain = findings.gains_of(spec, results_of(spec))["one", "good", "World-Facts"]
     assert (gain.shown, gain.p, gain.freedom) == ("not distinguishable", 1.0, 0)
 
@@ -314,6 +320,35 @@ def test_merges_keep_a_share_of_gains(base) -> None:
         "--method=linear",
     ]
     assert evaluation.parent == merging.output == "merge/lab-one-both-linear-1-1"
+
+
+def test_answers_of_an_earlier_model_are_not_those_of_this_one(base: Path) -> None:
+    """Of a run that was trained again after a look at held-out questions, and of a merge whose run has failed since."""
+    spec = read_lab(base, {"[benchmarks]": MERGES})
+    make_lab(base, spec)
+    [run, *_] = spec.runs
+    tag = spec.tag_of(run)
+    answer(base, "chat_eval_sft", f"{tag}{HELD_OUT}", {"World-Talk": 0.5}, spec.repeats)
+    train_outcome = base / "chat_sft" / tag / "outcome.json"
+    step = run_steps(spec, run, is_held_out=True)[1]
+    weights = {f"chat_sft/{tag}/model.safetensors": "first"}
+    write_json(train_outcome, read_json(train_outcome) | {"artifacts": {"model.safetensors": "first"}})
+    record = {"command": step.command, "inputs": weights, "finished": True}
+    write_json(base / f"lab/lab/{step.name}.json", record)
+    [found] = findings.read_results(spec, [run], is_held_out=True)
+    assert found.answers
+    write_json(train_outcome, read_json(train_outcome) | {"artifacts": {"model.safetensors": "second"}})
+    [found] = findings.read_results(spec, [run], is_held_out=True)
+    assert not found.answers
+    assert found.broken == f"what {step.output} was made from has changed since, and it has not run again"
+    merge = spec.merged_runs[0]
+    leave(base, "merge", spec.tag_of(merge))
+    answer(base, "chat_eval_sft", spec.tag_of(merge), {"World-Facts": 0.5}, spec.repeats)
+    [found] = findings.read_results(spec, [merge])
+    assert found.answers
+    Path(run_steps(spec, merge)[0].local[0]).unlink()
+    [found] = findings.read_results(spec, [merge])
+    assert not found.answers
 
 
 def test_mixes_without_a_result_have_no_verdict(base, spec) -> None:

@@ -42,7 +42,7 @@ def test_models_are_ordered_by_their_mean_and_compared_by_question() -> None:
     rows, left_out = rows_of(found, NAMES, ["GSM8K", "MMLU"])
     assert [row.model for row in rows] == ["sft:better", "sft:plain"]
     assert left_out == {
-        "sft:few": "it was asked other questions of GSM8K",
+        "sft:few": "its prompts of GSM8K are others: other questions, or another chat template",
         "sft:half": "it has not answered MMLU",
     }
     best, plain = rows

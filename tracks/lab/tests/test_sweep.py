@@ -360,6 +360,13 @@ def test_the_plan(base) -> None:
     assert [float(pooled), float(alone)] == pytest.approx(expected, abs=0.05)
     two = read_lab(base, {'idle = "Chats,Spelling"\nbad = "Chats,Poison"\n': ""})  # no other mix
     assert re.fullmatch(least, expectations(two, {"World-Facts": 200}, len)[-2])
+    # What is chosen by its likelihood is the same again, however often it is asked.
+    chosen = read_lab(base, {'dev = ["World-Facts"]': 'dev = ["MMLU"]'})
+    [(pooled, alone)] = re.findall(
+        least.replace("World-Facts", "MMLU") + ", or ([\\d.]+) ", expectations(chosen, {"MMLU": 200}, planned)[-2]
+    )
+    expected = [significance.smallest_difference(200, 2, 1, arms, 6) for arms in (4, 2)]
+    assert [float(pooled), float(alone)] == pytest.approx(expected, abs=0.05)
     leave(base, "chat_sft", spec.tag_of(spec.runs[0]), seconds=3600.0)
     # A run that is not evaluated yet says nothing of the time.
     assert expectations(spec, {}, planned)[:2] == before[:2]
@@ -381,7 +388,9 @@ def test_the_plan(base) -> None:
     unknown = expectations(spec.model_copy(update={"more_seeds": [3]}), {}, lambda runs: None)
     assert unknown[1].startswith("the time of training is not known; and about ")
     assert unknown[3].endswith("not distinguishable by then: their time is not known")
-    assert expectations(read_lab(base, {"[1, 2]": "[1]"}), {"A": 9}, len)[-2].endswith("none, it needs two seeds")
+    assert expectations(read_lab(base, {"[1, 2]": "[1]"}), {"World-Facts": 9}, len)[-2].endswith(
+        "none, it needs two seeds"
+    )
 
 
 def test_a_run_with_another_budget_is_not_finished(base: Path) -> None:
@@ -434,6 +443,40 @@ def test_the_checkpoints_of_public_bases_have_an_optimizer_which_the_bases_have_
     monkeypatch.setattr(sweep, "plan_of", lambda spec, run: {"plan": {"state_bytes": 1000}})
     sizes = [disk_of(spec, run) for run in spec.runs if run.mix == "plain" and run.seed == 1]
     assert sizes == [len("{}"), len('{"public": {"licence": "MIT"}}') + 1000]
+
+
+def test_a_merge_of_public_bases_has_no_optimizer_and_no_plan_of_training(base: Path) -> None:
+    spec = read_lab(base, {"[benchmarks]": SOUP})
+    for tag in spec.bases:
+        write_text(base / f"mid_train/{tag}/step_000010/manifest.json", '{"public": {"licence": "MIT"}}')
+    sizes = [disk_of(spec, run) for run in spec.merged_runs]
+    assert sizes
+    assert {*sizes} == {len('{"public": {"licence": "MIT"}}')}
+
+
+def test_files_of_a_mix_are_those_of_the_folder_that_the_lab_began_in(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its runs work in the folder of the code."""
+    monkeypatch.chdir(tmp_path)
+    write_jsonl(tmp_path / "my.jsonl", [{"messages": [{"role": "user", "content": "a"}]}])
+    spec = read_lab(base, {'plain = "Chats"': 'plain = "json:my.jsonl:3,ARC-Easy"'})
+    assert open_mixes(spec)[0]["plain"] == [str(tmp_path / "my.jsonl")]
+    assert f"--mixture=json:{tmp_path}/my.jsonl:3,ARC-Easy" in run_steps(spec, spec.runs[0])[0].command
+    changes = {
+        '"chat_sft"': '"chat_rl"',
+        "repeats = 2": 'flags = "--replay json:my.jsonl --replay-rows=2"\nrepeats = 2',
+    }
+    replaying = read_lab(base, changes)
+    assert f"--replay=json:{tmp_path}/my.jsonl" in run_steps(replaying, replaying.runs[0])[0].command
+
+
+def test_every_mix_of_rl_has_a_verdict(base: Path) -> None:
+    for tag in ("one", "two"):
+        write_text(base / f"{MODELS['sft']}/{tag}/step_000010/manifest.json", "{}")
+    changes = {'"chat_sft"': '"chat_rl"', '"Chats"': '"GSM8K"', '"Chats,Facts"': '"World-Chat"'}
+    _, found = open_mixes(read_lab(base, changes))
+    assert found[0].startswith("the mix good: World-Chat is not a task, choose from ")
 
 
 def test_a_lab_that_prunes_looks_at_runs_that_are_not_trained(base, monkeypatch) -> None:
