@@ -148,7 +148,9 @@ def rows_of(
         if missing:
             left_out[model] = f"it has not answered {', '.join(missing)}"
         elif others:
-            left_out[model] = f"its prompts of {', '.join(others)} are others: other questions, or another chat template"
+            left_out[model] = (
+                f"its prompts of {', '.join(others)} are others: other questions, or another chat template"
+            )
         else:
             answers = {name: np.array(tasks[name]["right"].split(), float) / tasks[name]["samples"] for name in suite}
             rows.append(Row(model, answers))
