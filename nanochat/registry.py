@@ -142,7 +142,7 @@ CONFIGURATIONS: "Door[Fields]" = Door(
     "configuration", "CONFIGURATIONS", dict.fromkeys(("golf", "golf-seed"), "tracks.golf.model")
 )
 # By kind of model: a function that adds a table to the outcome of scripts.base_loss.
-LOSS_TABLES: "Door[Callable[[GPT, EvalText, int, Runtime], Record]]" = Door(
+LOSS_TABLES: "Door[Callable[[GPT, EvalText, int, int, Runtime], Record]]" = Door(
     "kind of model", "LOSS_TABLES", {"recursive": "tracks.recursion.exits"}
 )
 

@@ -80,7 +80,7 @@ def main(config: Config) -> None:
                 outcome.metrics[name] = found.metric()
         if model.config.kind in registry.LOSS_TABLES.modules:
             more = registry.load(registry.LOSS_TABLES, model.config.kind)
-            outcome.tables.append(more(model, texts[config.chosen[-1]], config.device_batch_size, runtime))
+            outcome.tables.append(more(model, texts[config.chosen[-1]], length, config.device_batch_size, runtime))
         if "all" in texts:
             outcome.metrics["Bytes"] = texts["all"].bytes
         outcome.metrics |= {"Step": checkpoint.step, "Data": corpus.name}

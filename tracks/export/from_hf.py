@@ -11,6 +11,7 @@ from nanochat.log import Record
 from nanochat.models import config_of, new_model
 from nanochat.paths import read_json, stage_dir, tokenizer_file
 from nanochat.quantized import Tensors
+from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
 from tracks.export.hf import VERSION
 from tracks.export.tokenizers import read_hf
@@ -28,6 +29,9 @@ def read_folder(folder: Path) -> tuple[Record, Tensors, Tokenizer]:
             " takes models of other kinds"
         )
     record = settings["manifest"]
+    if record["stage"] not in MODELS.values():  # it names the folder that is written to
+        stages = ", ".join(MODELS.values())
+        raise UserError(f"{folder} has a model of the stage {record['stage']}, which is none of {stages}")
     record["exported"] = record.pop("sha256")  # of the manifest that was exported
     weights = {}
     for path in folder.glob("*.safetensors"):

@@ -52,7 +52,9 @@ def push(folder: Path, repo: str, public: bool) -> str:
         # The first line is that of HTTP, and the hub's own words are elsewhere.
         words = [str(error).partition("\n")[0] or type(error).__name__, getattr(error, "server_message", None) or ""]
         reason = ": ".join(" ".join(part.split()) for part in words if part)
-        again = f"the export is in {folder}, and `hf upload {repo} {folder}` tries again"
+        # Where there is no repository yet, the command would make a public one.
+        command = f"hf upload {repo} {folder}" + ("" if public else " --private")
+        again = f"the export is in {folder}, and `{command}` tries again"
         raise HubError(f"--push={repo}: {reason}; {again}") from None
     finally:
         if shown:

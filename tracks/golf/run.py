@@ -20,6 +20,7 @@ from nanochat.jobs.series import (
     SeriesSettings,
     check_flags,
     figure,
+    refuse_own,
     report_step,
     run_series,
     source_of,
@@ -57,6 +58,7 @@ def settle(config: Config) -> Config:
         scale = "1gpu" if torch.cuda.is_available() else "embedded"
     if scale == "1gpu" and not torch.cuda.is_available():
         raise UserError("--scale=1gpu needs a GPU: use --scale=embedded or --scale=cpu")
+    refuse_own(words_of(config), {"--seed": "--seeds"})
     given = read_flags(words_of(config))
     if "--without" in given:
         raise UserError("--without is not a flag of a series: use --ablate, which leaves out each trick in turn")

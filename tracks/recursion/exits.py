@@ -68,11 +68,11 @@ def exit_validation(trainer: Trainer, corpus: Corpus) -> list[Evaluation]:
     return [replace(log_validation(trainer, measure), every=validation_every(config))]
 
 
-def loss_table(model: RecursiveGPT, text: EvalText, batch_size: int, runtime: Runtime) -> Record:
+def loss_table(model: RecursiveGPT, text: EvalText, length: int, batch_size: int, runtime: Runtime) -> Record:
     """Return a table with the bits per byte at each exit, up to twice as many exits as were trained."""
     trained = model.config.supervision
     model.steps = 2 * trained
-    found = bits_by_exit(model, text, model.config.max_seq_len, batch_size, runtime)
+    found = bits_by_exit(model, text, length, batch_size, runtime)
     rows = [[i, "yes" if i < trained else "no", *bpb] for i, bpb in enumerate(found)]
     return table_of("Bits per byte at each exit", "Exit | Trained | bpb:.4f | ±:.4f", rows)
 

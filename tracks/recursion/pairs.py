@@ -34,6 +34,7 @@ COLUMNS = (
 class Config(TagSettings):
     """Compare the runs NAME-1 to NAME-N with others of the same seeds."""
 
+    tag = option("", "name of the comparison (default: that of --runs)")
     runs: str = option("", "beginning of the tags of the runs, before the seed")
     against: str = option("", "the same of the runs that they are compared with")
     seeds: Count = option(3, "seeds 1 to N", least=1)
@@ -47,10 +48,17 @@ class Config(TagSettings):
 
 def require_pairs(runs: "Sequence[ArmRun]", others: "Sequence[ArmRun]") -> None:
     """Raise a UserError if a run and its other one differ in more than FREE, or seeds in more than their seed."""
+    from tracks.recursion.alarms import validated_exits  # torch
+
     for run in (*runs, *others):
         if "supervision" not in run.manifest["model"]:
             raise UserError(
                 f"{run.outcome.tag} is no recursive model, and has one exit: compare runs of recursion.train"
+            )
+        if not validated_exits(run.records):
+            raise UserError(
+                f"{run.outcome.tag} has no validation of several exits: train it with --eval-every=0 and"
+                " --supervision=2 or more"
             )
     for seed, (run, other) in enumerate(zip(runs, others, strict=True), 1):
         batches = {one.settings.get("total_batch_size") for one in (run, other)}
@@ -119,7 +127,7 @@ def figures(runs: "Sequence[ArmRun]", others: "Sequence[ArmRun]") -> Metrics:
 def main(config: Config) -> None:
     from tracks.recursion.study import ArmRun
 
-    outcome = Outcome.begin("recursion_pairs", config.tag, config)
+    outcome = Outcome.begin("recursion_pairs", config.tag or config.runs, config)
     names = (config.runs, config.against)
     runs, others = ([ArmRun.read(f"{name}-{seed}") for seed in range(1, config.seeds + 1)] for name in names)
     require_pairs(runs, others)

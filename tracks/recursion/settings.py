@@ -72,8 +72,19 @@ class RecursionSettings(OptimizerSettings):
     @property
     def sweeps(self) -> float:
         """Times that each layer runs for a token in training, in the mean over the run. Call `with_preset` first."""
-        exits = self.parts or (given(self.supervision),)
-        return sum(exits) * given(self.passes) * (given(self.loops) + 1) / len(exits)
+        return self.mean_exits * given(self.passes) * (given(self.loops) + 1)
+
+    @property
+    def mean_exits(self) -> float:
+        """Exits that a step trains, in the mean over the run. Call `with_preset` first.
+
+        By the clock parts have equal seconds: a part with fewer exits has more steps.
+        """
+        if not self.parts:
+            return given(self.supervision)
+        if self.target_seconds != -1:
+            return len(self.parts) / sum(1 / exits for exits in self.parts)
+        return sum(self.parts) / len(self.parts)
 
     @property
     def share_of_flops(self) -> float:
@@ -81,7 +92,7 @@ class RecursionSettings(OptimizerSettings):
         exits = given(self.supervision)
         if self.carry:
             return 1 / exits
-        return sum(self.parts) / len(self.parts) / exits if self.parts else 1.0
+        return self.mean_exits / exits
 
     @property
     def steps_together(self) -> int:

@@ -1,7 +1,9 @@
 # Several nodes, sourced by speedrun.sh on each: tracks/scale/README.md. Node 0, the head, runs the job. It announces its distributed
 # steps in a folder, where the others find them and run the same torchrun until the head has ended or is silent.
 refuse() {
-  if [ "$node" = 0 ]; then printf 'error: %s\n' "$*" >&2 && sleep 3; fi # two beats: the others end, and do not repeat it
+  if [ "$node" != 0 ]; then set -- "node $node: $*"; fi
+  printf 'error: %s\n' "$*" >&2
+  if [ "$node" = 0 ]; then sleep 3; fi # two beats: the others see them, and end
   exit 2
 }
 refresh() { : >"$meeting/now$node" && rm -f "$meeting/now$node"; } # NFS remembers for 30 s that a file was not there

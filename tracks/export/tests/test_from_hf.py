@@ -98,6 +98,10 @@ def test_mistakes_are_refused_and_leave_nothing(folder, tmp_path) -> None:
     (folder / "model.safetensors").write_bytes(b"x" * 100)
     refused("model.safetensors cannot be read: ")
     settings = json.loads((folder / "config.json").read_text())
+    elsewhere = settings["manifest"] | {"stage": f"{tmp_path}/elsewhere"}  # a folder of a stranger's
+    (folder / "config.json").write_text(json.dumps(settings | {"manifest": elsewhere}))
+    refused(f"out has a model of the stage {tmp_path}/elsewhere, which is none of base_train, ")
+    assert not (tmp_path / "elsewhere").exists()
     (folder / "config.json").write_text(json.dumps(settings | {"version": 2}))
     refused(
         "out is not an export with version 1 of modeling_nanochat.py;"

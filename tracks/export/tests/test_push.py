@@ -178,9 +178,14 @@ def test_what_fails_is_said_in_one_sentence_and_the_export_stays(export, hub, tm
     assert said.startswith("error: --push=me/my-model: ")
     assert "403 Forbidden" in said
     assert "this token may only read" in said
-    assert said.endswith(f"the export is in {tmp_path}/out, and `hf upload me/my-model {tmp_path}/out` tries again\n")
+    assert said.endswith(
+        f"the export is in {tmp_path}/out, and `hf upload me/my-model {tmp_path}/out --private` tries again\n"
+    )
     assert (tmp_path / "out/model.safetensors").exists()
     assert hub.files == {}
+    shutil.rmtree(tmp_path / "out")
+    said = export("--push=me/my-model", "--public", code=2).stderr
+    assert said.endswith(f"`hf upload me/my-model {tmp_path}/out` tries again\n")
 
 
 @pytest.mark.parametrize(

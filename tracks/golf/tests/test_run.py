@@ -119,6 +119,7 @@ def test_the_tag_of_a_card_is_that_of_its_series(card: Card) -> None:
 MISTAKES = [
     ("--seeds=none", "--seeds: none is not a whole number"),
     ("--ablation-seeds=4", "--ablation-seeds=4 is more than --seeds=3"),
+    ("--seed=7", "--seed differs between runs: use --seeds"),
     ("--seeds=0", "--seeds has to be 1 or more"),
     ("--without=smear", "--without is not a flag of a series: use --ablate, which leaves out each trick in turn"),
     ("--width=33", "--width=33 is not a multiple of --head-dim=32"),

@@ -37,12 +37,20 @@ def test_each_exit_has_the_figure_of_a_model_that_ends_there(tokenizer, stride) 
     assert len({bpb.value for bpb in found}) == 3
 
 
+def shorter_exits(model, text):
+    model.steps = 3
+    return bits_by_exit(model, text, 12, 8, one_process())
+
+
 def test_the_table_has_twice_as_many_exits_as_were_trained(tokenizer) -> None:
     model, text = small_model(tokenizer), read_text([pa.array(DOCUMENTS)], tokenizer, 10**6)
     expected = bits_by_exit(model, text, 24, 8, one_process())
-    table = loss_table(model, text, 8, one_process())
+    table = loss_table(model, text, 24, 8, one_process())
     assert [row[:2] for row in table["rows"]] == [[i, "yes" if i < 3 else "no"] for i in range(6)]
     assert [row[2:] for row in table["rows"][:3]] == [[*bpb] for bpb in expected]
+    model.steps = 3
+    shorter = loss_table(model, text, 12, 8, one_process())  # as the other figures of --max-seq-len
+    assert [row[2:] for row in shorter["rows"][:3]] == [[*bpb] for bpb in shorter_exits(model, text)]
 
 
 def test_a_comparison_that_fails_leaves_the_model_as_it_was(tokenizer, monkeypatch) -> None:

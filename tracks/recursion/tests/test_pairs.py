@@ -94,6 +94,12 @@ def test_runs_that_differ_in_more_are_refused() -> None:
     others[2].manifest["model"].clear()
     with pytest.raises(UserError, match="other-3 is no recursive model, and has one exit"):
         require_pairs(runs, others)
+    runs, others = sides()
+    others[1].records.clear()
+    with pytest.raises(
+        UserError, match="other-2 has no validation of several exits: train it with --eval-every=0 and "
+    ):
+        require_pairs(runs, others)
     with pytest.raises(UserError, match="name the runs to compare: --runs=carry --against=together for carry-1"):
         parse(Config, ["--runs=carry"])
 

@@ -42,6 +42,9 @@ def test_a_curriculum_sets_the_exits_and_the_flops() -> None:
     assert with_preset(Config(carry=True, supervision=2)).share_of_flops == 0.5
     assert [with_preset(Config(curriculum=parts)).sweeps for parts in ("", "2,3,4", "1,2")] == [12, 9, 4.5]
     assert with_preset(Config(supervision=3, passes=2, loops=1)).sweeps == 12
+    # By the clock parts have equal seconds: four steps with one exit for each with four.
+    clocked = with_preset(Config(curriculum="1,4", target_seconds=600))
+    assert clocked.share_of_flops == pytest.approx((4 * 1 + 1 * 4) / 5 / 4)
     whole, part = (plan_run(with_preset(Config(depth=2, curriculum=parts)), 512) for parts in ("", "2,3,4"))
     assert part.flops_per_token == pytest.approx(0.75 * whole.flops_per_token, abs=1)
     assert part.notes[-1] == "curriculum: 2, 3, 4 exits in equal parts of the run; FLOPs are the mean over the run"
