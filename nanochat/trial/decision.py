@@ -342,14 +342,14 @@ def decide(
         return Verdict(Answer.DISCARD, "every pair has equal figures, to the last bit", none, 1.0, level, part)
     found = screened(pairs, noise) if plan.confirming else gain_of(pairs, known_noise(noise, plan))
     p = found.p_better()
-    if not p <= level:  # also for a figure that is no number
+    if not p <= level or found.upper() < plan.least:  # also for a figure that is no number
         return _not_kept(found, level, part, plan)
     if not plan.confirming:
         return Verdict(Answer.KEEP, "on seeds that it was found by", found, p, level, part, "not confirmed")
     confirmed = gain_of(draw(Part.CONFIRM, plan.confirming))
     part, level = "confirmation", share(number)
     p = confirmed.p_better()
-    if not p <= level:
+    if not p <= level or confirmed.upper() < plan.least:
         return _not_kept(confirmed, level, part, plan, "not confirmed on other seeds; ")
     keep = Verdict(Answer.KEEP, "confirmed on other seeds", confirmed, p, level, part, f"at depth {here} only")
     if not plan.deeper:

@@ -56,7 +56,7 @@ SCALES = {
         floor=3,
     ),
     "embedded": TrialScale(
-        "the embedded world, about a minute a run on two cores",
+        "the embedded world, a minute and a half a run on two cores",
         data="",
         vocab_size=1024,
         train_bytes=6_000_000,

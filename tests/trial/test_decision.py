@@ -202,6 +202,18 @@ def test_a_harm_is_never_kept_and_mostly_named() -> None:
     assert sum(verdict.reason == "it is worse" for verdict in answers) >= 80
 
 
+def test_a_gain_that_is_not_worth_a_line_is_not_kept_however_sure_it_is() -> None:
+    """Pairs that agree to the last digits, as of code with other rounding."""
+    tiny = [0.0002, 0.00021, 0.00019, 0.0002, 0.00021, 0.00019]
+    draw = script(screen=[0.05, 0.051], confirm=tiny)
+    verdict = decide(PLAN, 1, Noise(SD, 5), draw, DEPTHS)
+    assert verdict.p < verdict.level
+    assert (verdict.answer, verdict.part) == (Answer.DISCARD, "confirmation")
+    assert verdict.reason == "not confirmed on other seeds; a gain of 0.001 is refuted"
+    draw = script(screen=[0.05, 0.051], confirm=tiny, depth=tiny[:2])
+    assert decide(Plan(2, 6, 2, 0.0001), 1, Noise(SD, 5), draw, DEPTHS).answer is Answer.KEEP
+
+
 def test_equal_figures_are_no_gain() -> None:
     verdict = decide(PLAN, 1, Noise(SD, 5), lambda _, count: [(0.5, 0.5)] * count, DEPTHS)
     assert (verdict.answer, verdict.reason) == (Answer.DISCARD, "every pair has equal figures, to the last bit")
