@@ -183,12 +183,16 @@ def local_files(members: Sequence[Member]) -> list[str]:
 
 
 def absolute_mixture(spec: str) -> str:
-    """Return a specification with the whole paths of files: commands that read it may run in another folder."""
-    words = [word.strip() for word in spec.split(",")]
-    return ",".join(
-        f"json:{os.path.abspath(os.path.expanduser(word.removeprefix('json:')))}" if word.startswith("json:") else word
-        for word in words
-    )
+    """Return a specification with the whole paths of files: commands that read it may run in another folder.
+
+    Other words stay as they are, to the last blank.
+    """
+    words = spec.split(",")
+    for number, word in enumerate(words):
+        before, mark, path = word.partition("json:")
+        if mark and not before.strip() and not os.path.isabs(path):
+            words[number] = f"{mark}{os.path.abspath(os.path.expanduser(path.rstrip()))}"
+    return ",".join(words)
 
 
 def find_set(word: str, known: DataSets) -> tuple[str, DataSet]:

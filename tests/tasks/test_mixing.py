@@ -1,6 +1,7 @@
 """Mixtures: rows and epochs, samples, held-out rows, mistakes; chats, instructions and users' own files."""
 
 import json
+import os
 import re
 import shutil
 from collections import Counter
@@ -20,7 +21,7 @@ from nanochat.tokenizer import Tokenizer
 from tasks import TASKS
 from tasks.chats import instruction, json_lines
 from tasks.common import TRAIN
-from tasks.mixing import mix
+from tasks.mixing import absolute_mixture, mix
 
 
 @pytest.fixture
@@ -268,6 +269,17 @@ def test_both_forms_of_a_line_and_several_files_are_read(tmp_path) -> None:
         task = json_lines(f"{tmp_path}/{name}")("train")
         assert [row[0][0]["content"] for row in task.rows] == [f"{number}?" for number in numbers]
         assert len(task.hashes()) == len(numbers)
+
+
+def test_files_of_a_mixture_get_their_whole_paths_and_all_else_stays(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    home = os.path.expanduser("~")
+    for spec, expected in {
+        "smoltalk, MMLU~options:8@5 ,json:/a/b/:3": None,
+        "json:my.jsonl:3,ARC-Easy%40": f"json:{tmp_path}/my.jsonl:3,ARC-Easy%40",
+        "a, json:../b|c.jsonl ,json:~/d@9": f"a,json:{tmp_path.parent}/b|c.jsonl,json:{home}/d@9",
+    }.items():
+        assert absolute_mixture(spec) == (expected or spec)
 
 
 def test_two_files_of_one_name_cannot_be_mixed(tmp_path) -> None:
