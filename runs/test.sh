@@ -22,6 +22,9 @@ cargo test --quiet --manifest-path rustbpe/Cargo.toml || failed+=("cargo test")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 colors=$(if [ -t 1 ]; then printf -- --color=yes; else printf -- --color=auto; fi)
+# Bytecode is kept, also where Python is told to keep none, as in many containers: else each of thousands of processes compiles
+# what it imports.
+export PYTHONDONTWRITEBYTECODE=
 # More threads would only wait for each other.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 

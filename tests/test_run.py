@@ -118,7 +118,6 @@ def command(base: Base, *words: str):
     """A process of a command line; whatever happens, it does not outlive the test."""
     # Bytecode is kept for the next process, also where Python is told to keep none: importing is most of a short run.
     ours = {"NANOCHAT_BASE_DIR": str(base.folder), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
-    ours |= {"PYTHONPYCACHEPREFIX": str(base.folder / "bytecode")}
     env = {name: value for name, value in os.environ.items() if not name.startswith("NANOCHAT_")} | ours
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     child = subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT, env=env, start_new_session=True, **pipes)
