@@ -31,7 +31,7 @@ def test_where_the_sandbox_works_runs_are_contained(
 
 def test_an_answer_names_its_part_and_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is stopped by the filter has not come to the level at which a candidate is kept."""
-    for bpb, words, part, level in ((2.5, "goes on", "filter", 0.1), (2.0, "is kept", "confirmation", 0.05 / 64)):
+    for bpb, words, part, level in ((2.5, "goes on", "filter", 0.15), (2.0, "is kept", "confirmation", 0.05 / 64)):
         fake = Fake(tmp_path / part, monkeypatch, Plan(2, 6, 0, 0.001))
         own = fake.score
 
