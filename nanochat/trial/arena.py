@@ -49,7 +49,7 @@ CALLS = 16  # of the model, whose rows of text are hashed: a warm-up may have ma
 TIMES = ("seconds", "cpu_seconds", "scoring", "scoring_cpu_seconds")
 METRICS = (*TIMES, "memory", "bytes")
 LEAVING = 10.0  # seconds that a process may take to end once its files are here; they count
-# Threads that wait spin briefly, as nobody in a sandbox sees how busy the machine is: on two quiet cores a run takes a
+# Threads that wait spin briefly, as nobody in a sandbox sees how busy the machine is: on two quiet cores steps take a
 # quarter less than with threads that sleep at once, and beside other work a tenth more (twice as much by default).
 # A trial is on the CPU, also where a GPU is in sight.
 WAITING = {"GOMP_SPINCOUNT": "3000", "CUDA_VISIBLE_DEVICES": "-1"}

@@ -26,7 +26,7 @@ from statistics import mode
 import numpy as np
 
 from nanochat.errors import UserError
-from nanochat.jobs.runner import Step, parent_hashes, reason_to_repeat, saved_record
+from nanochat.jobs.runner import Step, saved_record
 from nanochat.log import Record, metric_curve, read_metrics, table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir, write_json
@@ -35,7 +35,18 @@ from nanochat.report.compare import Answers, read_answers
 from nanochat.statistics import Estimate, mean_estimate, measured
 from tracks.lab import significance
 from tracks.lab.alarms import LEFT_OUT, Alarm, alarms, has_collapsed, read_left_out
-from tracks.lab.sweep import BPB, STAGES, TEXT_SPLIT, Run, Spec, base_step, base_steps, is_chat_task, run_steps
+from tracks.lab.sweep import (
+    BPB,
+    STAGES,
+    TEXT_SPLIT,
+    Run,
+    Spec,
+    base_step,
+    base_steps,
+    has_result,
+    is_chat_task,
+    run_steps,
+)
 
 LONGEST = 160  # characters of a reason
 LAST_WORDS = re.compile(r"[eE]rror: |Signal \d+ \(")  # as a script says why it ends, or torchrun why a rank has
@@ -91,7 +102,7 @@ def read_results(spec: Spec, runs: Sequence[Run], is_held_out: bool = False) -> 
     found = []
     for run in runs:
         steps = run_steps(spec, run, is_held_out=is_held_out)
-        outcomes = [Outcome.load(step.outcome) for step in steps if is_current(spec, step)]
+        outcomes = [Outcome.load(step.outcome) for step in steps if has_result(spec, step)]
         answers: dict[str, Answers] = {}
         bpb = None
         if len(outcomes) == len(steps):  # answers of an evaluation that is still running are not complete
@@ -119,18 +130,6 @@ def read_results(spec: Spec, runs: Sequence[Run], is_held_out: bool = False) -> 
             signs.insert(0, Alarm("failed", f"its bits per byte are {bpb}"))
         found.append(RunResult(run, spec.base_of(run), answers, signs, records, outcomes, bpb))
     return found
-
-
-def is_current(spec: Spec, step: Step) -> bool:
-    """Return True if a step has an outcome that was made from what there is now.
-
-    Answers to held-out questions are of an earlier model if it was trained again since; a merge, if one of its runs was
-    and failed.
-    """
-    record = saved_record(stage_dir("lab", spec.name) / f"{step.name}.json")
-    if not step.outcome.exists() or reason_to_repeat(record, step, parent_hashes(step)):
-        return False
-    return not step.output.startswith("merge/") or all(Path(outcome).exists() for outcome in step.local)
 
 
 def bits_in(spec: Spec, outcome: Outcome) -> float:
@@ -163,7 +162,7 @@ def _shares(answers: Mapping[str, Answers], stable: Sequence[str]) -> dict[str, 
 
 def _reason(spec: Spec, steps: Sequence[Step]) -> str:
     """Return why the first step that has not finished has not: its last words, or the signal that ended it."""
-    failed = next((step for step in steps if not is_current(spec, step)), steps[-1])
+    failed = next((step for step in steps if not has_result(spec, step)), steps[-1])
     if failed.outcome.exists():
         return f"what {failed.output} was made from has changed since, and it has not run again"
     log = stage_dir("lab", spec.name) / f"{failed.name}.log"

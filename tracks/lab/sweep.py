@@ -29,7 +29,7 @@ from nanochat import registry
 from nanochat.config import check_names, flag_of
 from nanochat.data.corpus import absolute_data
 from nanochat.errors import UserError
-from nanochat.jobs.runner import TORCHRUN, Chain, Step, difference, saved_record
+from nanochat.jobs.runner import TORCHRUN, Chain, Step, parent_hashes, reason_to_repeat, saved_record
 from nanochat.jobs.scales import flag_words, read_flags
 from nanochat.jobs.series import check_flags
 from nanochat.log import Record, duration
@@ -658,9 +658,15 @@ def _core_evaluation(spec: Spec, parent: str, source: str, tag: str, out_tag: st
 
 
 def has_result(spec: Spec, step: Step) -> bool:
-    """Return True if a step of the lab has an outcome of its command as it is now; the lab repeats the others."""
+    """Return True if a step of the lab has an outcome of its command, and of its model, as they are now.
+
+    The lab repeats the others, but for two: answers to held-out questions, which only --final asks for, and a merge one
+    of whose runs was trained again and failed.
+    """
     record = saved_record(stage_dir("lab", spec.name) / f"{step.name}.json")
-    return step.outcome.exists() and not (record and difference(record, step, {}))
+    if not step.outcome.exists() or reason_to_repeat(record, step, parent_hashes(step)):
+        return False
+    return not step.output.startswith("merge/") or all(map(os.path.exists, step.local))
 
 
 def expectations(

@@ -5,7 +5,8 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -124,10 +125,10 @@ def hub() -> Iterator[UploadHub]:
 
 
 @pytest.fixture
-def export(runs: Base, hub: UploadHub, python, tmp_path: Path):
+def export(runs: Base, hub: UploadHub, python, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
     """Run the command as a process, with this hub and a token."""
 
-    def run(*flags: str, code: int = 0, **variables: str):
+    def run(*flags: str, code: int = 0, **variables: str) -> subprocess.CompletedProcess:
         environment = {
             "NANOCHAT_BASE_DIR": str(runs.folder),
             "HF_ENDPOINT": hub.address,

@@ -19,7 +19,7 @@ from tracks.recursion.train import Config
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
+def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
     return Base(tmp_path_factory.mktemp("base"))
 
 
